@@ -155,7 +155,7 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
     Raises:
         InputError: if the mechanism is unknown.
     """
-    require_choice(mechanism, "mechanism", MECHANISMS)
+    mechanism = require_choice(mechanism, "mechanism", MECHANISMS)
     ones = jax.tree.map(jnp.ones_like, transformer)
     if mechanism == "free":
         return ones

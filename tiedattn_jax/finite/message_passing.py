@@ -225,12 +225,12 @@ def gamp(
     Raises:
         InputError: if an argument is out of range or of the wrong shape; the error names it.
     """
-    require_count(steps, "steps")
+    require_count(steps, "steps", maximum=None)  # the memory limits them
     require_positive(tol, "tol")
     if damping is not None:
         requirement = "in (0, 1], or None for an automatic choice"
         require_number(damping, "damping", requirement, lambda v: 0 < v <= 1)
-    require_choice(response, "response", ("regression", "derivative"))
+    response = require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape

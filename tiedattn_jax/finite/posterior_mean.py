@@ -130,7 +130,7 @@ def posterior_mean(
         raise InputError("model", "must have a teacher of one second moment pi at all eigenvalues")
     d, t = data.shape[2:]
     if isinstance(init, str):
-        require_choice(init, "init", ("random", "teacher"))
+        init = require_choice(init, "init", ("random", "teacher"))
         random = _SCALE * jax.random.normal(key, (d, t), data.x.dtype)
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:

@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
+from ..base.errors import (
+    InputError,
+    as_flag,
+    is_concrete,
+    require,
+    require_count,
+    require_key,
+    require_memory,
+    require_positive,
+)
 from ..base.linalg import precise
 from ..base.trees import indexed
 from ..base.types import Number
@@ -53,7 +62,7 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
     check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
-    return _draw(model, _shares(model.law(), int(d)), n, key, normalise)
+    return _draw(model, _shares(model.law(), int(d)), n, key, as_flag(normalise, "normalise"))
 
 
 def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> int:
@@ -66,7 +75,7 @@ def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> i
         InputError: as `sample_data`, also if so many instances together do not fit into memory.
     """
     L, _, t = model.shape
-    require_count(d, "d", L + t + 1)
+    require_count(d, "d", L + t + 1, maximum=None)  # the memory limits it
     require_positive(alpha, "alpha")
     if not is_concrete(alpha):
         raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")

@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..base.errors import (
     InputError,
+    as_flag,
     require_choice,
     require_count,
     require_memory,
@@ -89,7 +90,7 @@ def risk(model: Model, data: Data, Q: Real[AnyArray, "d r"], *, exact: bool = Fa
         InputError: if `Q` has the wrong shape, or `exact` is set but the data have no labels.
     """
     Q = check_estimate("Q", model, data, Q)
-    return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
+    return smooth_risk(model, data, Q, as_flag(exact, "exact")) + model.penalty_of(Q)
 
 
 @precise
@@ -130,8 +131,8 @@ class Descent(eqx.Module):
         Raises:
             InputError: if an argument is unknown or out of range.
         """
-        require_choice(optimizer, "optimizer", OPTIMIZERS)
-        require_count(steps, "steps")
+        optimizer = require_choice(optimizer, "optimizer", OPTIMIZERS)
+        require_count(steps, "steps", maximum=None)  # the memory limits them
         rate = RATES[optimizer] if rate is None else rate
         require_positive(rate, "rate")
         require_not_negative(tol, "tol")
@@ -182,6 +183,7 @@ def train(
         InputError: if an argument is unknown, out of range or of the wrong shape; the error names it.
     """
     Q = start(model, data, init, key, scale)
+    exact = as_flag(exact, "exact")
     options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")

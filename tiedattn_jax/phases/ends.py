@@ -12,7 +12,7 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import require, require_choice, require_kind
+from ..base.errors import as_flag, require, require_choice, require_kind
 from ..base.printing import Description, Printed, with_error
 from ..base.results import Settings, Status
 from ..model.overlaps import BRANCHES, PAIR, branch_of
@@ -99,7 +99,7 @@ def branch_ends(
     require_choice(curve.branch, "curve.branch", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
-    return run_one(_Ends(curve, nodes, settings, sensitivities).find_all())
+    return run_one(_Ends(curve, nodes, settings, as_flag(sensitivities, "sensitivities")).find_all())
 
 
 class _Ends:

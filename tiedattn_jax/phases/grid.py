@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree, Real
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import InputError, require, require_count, require_kind
+from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.results import Settings, Status, has_state, quorum
 from ..base.store import VERSION, Store, fingerprint, named
 from ..base.trees import indexed, stacked
@@ -100,6 +100,7 @@ def phase_diagram(
     if width is not None:
         require_count(width, "width")
     require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
+    resume = as_flag(resume, "resume")
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)

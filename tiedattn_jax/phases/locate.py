@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
 from ..averages.rule import Rule
-from ..base.errors import InputError
+from ..base.errors import InputError, as_flag
 from ..base.results import Settings, Status, error_bar, quorum
 from ..base.trees import indexed, stacked
 from ..base.types import AnyArray, GivenArray, Number
@@ -251,6 +251,7 @@ def find_event(
         InputError: the event is unknown, or the start does not belong to it.
     """
     nodes, settings = prepared(model, nodes, settings)
+    sensitivities = as_flag(sensitivities, "sensitivities")
     definition = event_of(event, model)
     guess = guess_of(definition, start)
     if guess is None:
@@ -284,9 +285,12 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
     worst = jnp.max(status)
     is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
     failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
+    # No number of an event that was not found may read like a result. A factor makes the derivatives NaN as well.
+    known = jnp.where(zero.converged, 1.0, jnp.nan).astype(roots.dtype)
+    sensitivities, bars = jax.tree.map(lambda a: known * a, (sensitivities, bars))
     return Transition(
-        alpha=jnp.where(zero.converged, jnp.nanmean(roots), jnp.where(jnp.any(is_unsettled), jnp.nan, alpha)),
-        stderr=error_bar(lax.stop_gradient(roots)),
+        alpha=known * jnp.nanmean(roots),
+        stderr=known * error_bar(lax.stop_gradient(roots)),
         sensitivities=sensitivities,
         sensitivities_stderr=bars,
         status=jnp.where(zero.converged, worst, failure_status),
