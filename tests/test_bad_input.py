@@ -404,7 +404,10 @@ CALLS = {
         lambda: ta.dot_product(mixing=_MASKED),
         r"mixing must be .*, got mixing=masked_array\( data=\[\[--, 0.4\]",
     ),
-    "mixing text": (lambda: ta.dot_product(mixing=[["0.6", "0.4"], ["0.4", "0.6"]]), "mixing must be a real number"),
+    "mixing of texts": (
+        lambda: ta.dot_product(mixing=[["0.6", "0.4"], ["0.4", "0.6"]]),
+        "mixing must be a real number",
+    ),
     "mixing truth": (lambda: ta.dot_product(mixing=[[True, False], [False, True]]), "mixing must be a real number"),
     "tol masked": (lambda: ta.Settings(tol=_MASKED[0, 0]), "tol must be a real number"),
     "tol True": (lambda: ta.Settings(tol=True), "tol must be a real number"),
@@ -486,6 +489,7 @@ def test_double_precision_that_was_turned_off():
                     call()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_numbers_of_other_types():
     """Fractions, numbers of numpy and of jax, and lists of them are real numbers."""
     half = Fraction(1, 2)
@@ -510,6 +514,7 @@ def test_names_of_numpy_are_text():
     assert type(points[1].branch) is str and points[0].train_loss == points[1].train_loss
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_start_of_another_dtype():
     """A start in float32 is a start in the dtype of the model."""
     start = ta.Overlaps(*_START)

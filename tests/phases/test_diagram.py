@@ -100,14 +100,14 @@ def test_states_that_did_not_settle_are_counted():
     untrusted = int((~diagram.trusted).sum())
     assert diagram.settled.all() and diagram.to_dict()["untrusted"] == untrusted
     assert f"{untrusted:6d}  not trusted, in any region" in diagram.summary().splitlines()[7]
-    diagram.cells["status"][0, 1, [5, 6]] = ta.Status.max_steps
-    diagram.cells["residual"][0, 1, [5, 6]] = 0.02
-    assert diagram.solved.all() and diagram.exists[0, 1, [5, 6]].all()
+    diagram.cells["status"][0, 1, [6, 7]] = ta.Status.max_steps
+    diagram.cells["residual"][0, 1, [6, 7]] = 0.02
+    assert diagram.solved.all() and diagram.exists[0, 1, [6, 7]].all()
     numbers = diagram.to_dict()
     assert numbers["unsettled"] == 2 and numbers["untrusted"] == untrusted + 2
     assert numbers["status"] == "2 of 30 cells not settled"
     assert diagram.summary().startswith("alpha x omega: 10 x 3 cells: 2 of 30 cells not settled")
-    np.testing.assert_array_equal(np.argwhere(~diagram.settled), [[1, 5], [1, 6]])
+    np.testing.assert_array_equal(np.argwhere(~diagram.settled), [[1, 6], [1, 7]])
 
 
 def test_trusted_asks_for_a_difference_beyond_the_error_bars():

@@ -235,10 +235,7 @@ def check_arguments(model: Any, block: Any, **counts: Any) -> None:
     """
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     for name, value in counts.items():
-        if name == "seed":
-            require_count(value, name, 0, maximum=None)
-        else:
-            require_count(value, name)
+        require_count(value, name, 0 if name == "seed" else 1)
     require(counts["seed"] < 2**63, "seed", counts["seed"], "below 2^63")
     if block is not None:
         require_count(block, "block")

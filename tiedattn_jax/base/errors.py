@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real
 
-_INT32 = 2**31 - 1
+INT32 = 2**31 - 1  # largest count that jax computes with; a larger one would become another number
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
 
@@ -128,11 +128,8 @@ def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array,
     return number
 
 
-def require_count(value: Any, argument: str, minimum: int = 1, maximum: int | None = _INT32) -> None:
-    """Raise an `InputError` unless `value` is an integer of at least `minimum`, and of at most `maximum` if given.
-
-    Counts are integers of 32 bits where jax computes with them; larger ones would become other numbers.
-    """
+def require_count(value: Any, argument: str, minimum: int = 1, maximum: int | None = None) -> None:
+    """Raise an `InputError` unless `value` is an integer of at least `minimum`, and of at most `maximum` if given."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
         raise InputError(argument, f"must be an integer of at least {minimum}, got {argument}={value!r}")
     if maximum is not None and value > maximum:

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from ..base.errors import (
+    INT32,
     InputError,
     is_concrete,
     require,
@@ -230,7 +231,7 @@ def check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if name == "width" and not (isinstance(value, (int, np.integer)) and value >= 2 and value % 2 == 0):
             raise InputError(name, f"must be an even integer of at least 2, got {name}={value!r}")
-        require_count(value, name, 2 if name in ("length", "tokens", "n") else 1)
+        require_count(value, name, 2 if name in ("length", "tokens", "n") else 1, None if name == "n" else INT32)
 
 
 def _check_tokens(name: str, array: Any, tokens: int) -> None:

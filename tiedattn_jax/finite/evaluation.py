@@ -207,6 +207,7 @@ def heldout_error(
     teacher = data.known_teacher("to label fresh sentences")
     require_key(key)
     require_count(sentences, "sentences", 2)
+    require(sentences < 2**31, "sentences", sentences, "below 2^31")
     matrix = None if W is None else shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
     exact = as_flag(exact, "exact") or W is not None
     if exact:

@@ -225,7 +225,7 @@ def gamp(
     Raises:
         InputError: if an argument is out of range or of the wrong shape; the error names it.
     """
-    require_count(steps, "steps", maximum=None)  # the memory limits them
+    require_count(steps, "steps")
     require_positive(tol, "tol")
     if damping is not None:
         requirement = "in (0, 1], or None for an automatic choice"

@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..base.errors import (
+    INT32,
     InputError,
     is_concrete,
     require_choice,
@@ -121,7 +122,7 @@ def posterior_mean(
     check_fit(model, data)
     if data.classes is not None:
         raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
-    require_count(steps, "steps")
+    require_count(steps, "steps", maximum=INT32)
     require_positive(tol, "tol")
     key = jax.random.key(0) if key is None else key
     require_key(key)

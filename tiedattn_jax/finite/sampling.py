@@ -75,7 +75,7 @@ def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1) -> i
         InputError: as `sample_data`, also if so many instances together do not fit into memory.
     """
     L, _, t = model.shape
-    require_count(d, "d", L + t + 1, maximum=None)  # the memory limits it
+    require_count(d, "d", L + t + 1)
     require_positive(alpha, "alpha")
     if not is_concrete(alpha):
         raise InputError("alpha", "must be a Python number, got a traced array: it sets the shape of the data")

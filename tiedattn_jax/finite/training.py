@@ -132,7 +132,7 @@ class Descent(eqx.Module):
             InputError: if an argument is unknown or out of range.
         """
         optimizer = require_choice(optimizer, "optimizer", OPTIMIZERS)
-        require_count(steps, "steps", maximum=None)  # the memory limits them
+        require_count(steps, "steps")
         rate = RATES[optimizer] if rate is None else rate
         require_positive(rate, "rate")
         require_not_negative(tol, "tol")

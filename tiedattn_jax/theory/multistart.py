@@ -64,7 +64,7 @@ def find_states(
     if not is_concrete((model, a)):
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     require_count(count, "count")
-    require_count(seed, "seed", 0, maximum=None)
+    require_count(seed, "seed", 0)
     nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
     check_rule(nodes, model)
     rng = np.random.default_rng(seed)

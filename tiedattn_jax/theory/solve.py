@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,7 +19,16 @@ from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import COARSE, Replicate, Rule, check_rule
-from ..base.errors import InputError, as_array, as_number, is_concrete, require, require_kind, require_number
+from ..base.errors import (
+    InputError,
+    as_array,
+    as_number,
+    is_concrete,
+    require,
+    require_kind,
+    require_number,
+    with_values,
+)
 from ..base.linalg import precise
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import either, indexed, repeated, stacked
@@ -405,7 +415,8 @@ def check_start(model: Model, start: Overlaps) -> Overlaps:
         InputError: if they are of another kind or shape, or not admissible.
     """
     require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
-    start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
+    with with_values() if is_concrete(start) else nullcontext():
+        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
     for name, expected in shapes_of(model).items():
         actual = jnp.shape(getattr(start, name))
         if actual != expected:
