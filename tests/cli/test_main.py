@@ -177,3 +177,12 @@ def test_the_cache_of_programs(capsys, monkeypatch, report, cache):
     monkeypatch.setenv("TIEDATTN_CACHE", cache)
     assert main(["solve"]) == 0 and settings["jax_enable_x64"] is True
     assert settings.get("jax_compilation_cache_dir") == (None if cache == "0" else cache)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")
+def test_a_cache_that_others_can_write_to(capsys, monkeypatch, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    monkeypatch.setenv("TIEDATTN_CACHE", str(tmp_path / "shared"))
+    message = "tiedattn: TIEDATTN_CACHE must be a folder to which only you can write, because its programs are executed"
+    assert failed(capsys, "solve").startswith(f"{message}: chmod 700 it or use another, got TIEDATTN_CACHE='{tmp_path}")

@@ -307,7 +307,8 @@ class _Grid(NamedTuple):
                 was_absent = is_absent(cell)
                 for source in sources:
                     tried.add((cell, source))
-                    name = f"{_RETRY}{len(tried):05d}"
+                    origin = "start" if source is None else "-".join(map(str, source))
+                    name = f"{_RETRY}{'-'.join(map(str, cell))}-from-{origin}"
                     if name not in attempts:
                         guess = None if source is None else _state_of(cells, source)
                         attempts[name] = yield from self.attempt(cell, guess, was_absent)
