@@ -433,6 +433,7 @@ CALLS = {
         "start must be a real number or an array",
     ),
     "even": (lambda: ta.check(MODEL, even="no"), "even must be True or False, got even='no' of <class 'str'>"),
+    "classes True": (lambda: ta.TokenClassMixture.of({(True, 0): 1.0}), "sentences must be a dictionary of shares"),
     "short key": (
         lambda: ta.sample_data(MODEL, 20, 1.0, jnp.zeros(1, jnp.uint32)),
         "key must be one key, as jax.random.key",

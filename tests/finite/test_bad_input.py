@@ -325,6 +325,7 @@ ROWS = [
     (lambda c: task.train(c.keys, c.words, hidden=-1), "hidden", "must be an integer of at least 1"),
     (lambda c: task.train(c.keys, c.words, dtype=int), "dtype", "must be float32 or float64"),
     (lambda c: task.train(c.keys, c.words, dtype="double precision"), "dtype", "must be float32 or float64"),
+    (lambda c: task.Data(np.ma.array([[0, 1]], mask=True), c.words.test, 3), "train", "must be tokens between 0 and 2"),
     (lambda c: task.sample(c.key, 100, tokens=2**31), "tokens", "must be an integer of at most 2147483647"),
     (lambda c: task.train(c.keys, c.words, checkpoint=3), "checkpoint", "must be the path of a file, or None"),
     (lambda c: task.unfreeze(c.keys[:1], c.frozen, c.words), "keys", "must be one for each of the 2 runs"),

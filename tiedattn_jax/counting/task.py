@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from ..base.errors import (
     INT32,
     InputError,
+    are_real,
     is_concrete,
     require,
     require_choice,
@@ -237,7 +238,12 @@ def check_sizes(**sizes: int) -> None:
 def _check_tokens(name: str, array: Any, tokens: int) -> None:
     if is_concrete(array):
         x = np.asarray(array)
-        require(x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)), name, x, f"tokens between 0 and {tokens - 1}")
+        require(
+            are_real(array) and x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)),
+            name,
+            x,
+            f"tokens between 0 and {tokens - 1}",
+        )
 
 
 def roles(keys: Key[Array, " K"], *roles: int) -> list[Key[Array, " K"]]:

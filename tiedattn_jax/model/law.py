@@ -75,7 +75,10 @@ class TokenClassMixture(Printed):
         requirement = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
         require_kind(shares, "sentences", dict, requirement)
         classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
-        valid = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
+        valid = (
+            all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for k in classes for s in k)
+            and len({len(k) for k in classes}) == 1
+        )
         require(valid, "sentences", str(list(shares)), requirement)
         weights = shaped_array("sentences", list(shares.values()), "C", {}, on_host=True)
         is_distribution = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
