@@ -7,7 +7,6 @@ takes the averages `nodes` or `lines` unless other averages are its subject.
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -26,7 +25,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
         os.environ["XLA_FLAGS"] = FAST  # the workers and the processes that tests start inherit it
 
 jax.config.update("jax_enable_x64", True)
-_CACHE = os.environ.get("TIEDATTN_CACHE", str(Path(tempfile.gettempdir()) / "tiedattn_jax_tests"))
+_CACHE = os.environ.get("TIEDATTN_CACHE", str(Path.home() / ".cache" / "tiedattn_jax_tests"))  # nobody else writes here
 os.environ["TIEDATTN_CACHE"] = _CACHE  # the command line in the tests stores its programs here too
 ta.use_compilation_cache()
 

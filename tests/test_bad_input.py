@@ -1,6 +1,7 @@
 """Bad input to models and solves raises one sentence: the argument and what to give, before anything is compiled."""
 
 import dataclasses
+from fractions import Fraction
 from functools import partial
 
 import equinox as eqx
@@ -11,9 +12,10 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.checks import check
-from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.model.overlaps import BRANCHES, branch_of
 from tiedattn_jax.model.parameters import Parameter, axis_of
 from tiedattn_jax.theory.potentials import prior
+from tiedattn_jax.theory.solve import check_start
 
 MODEL = ta.dot_product()
 NAN = float("nan")
@@ -392,9 +394,65 @@ CALLS = {
         lambda: Parameter("lamda").read(MODEL, 1.0, "x"),
         "x must name one of alpha, lam, omega, sigma, or an entry",
     ),
+    # values that numpy turns into other numbers without a word
+    "alpha seconds": (lambda: ta.solve(MODEL, np.timedelta64(2, "s")), "alpha must be a real number .*timedelta64"),
+    "alpha date": (lambda: ta.solve(MODEL, np.datetime64("2020-01-01")), "alpha must be a real number"),
+    "alpha True": (lambda: ta.solve(MODEL, True), "alpha must be a real number .*, got alpha=True"),
+    "alpha masked": (lambda: ta.solve(MODEL, _MASKED[0, 0]), "alpha must be a real number .*, got alpha=masked"),
+    "sigma True": (lambda: ta.dot_product(sigma=np.True_), "sigma must be a real number"),
+    "mixing masked": (
+        lambda: ta.dot_product(mixing=_MASKED),
+        r"mixing must be .*, got mixing=masked_array\( data=\[\[--, 0.4\]",
+    ),
+    "mixing of texts": (
+        lambda: ta.dot_product(mixing=[["0.6", "0.4"], ["0.4", "0.6"]]),
+        "mixing must be a real number",
+    ),
+    "mixing truth": (lambda: ta.dot_product(mixing=[[True, False], [False, True]]), "mixing must be a real number"),
+    "tol masked": (lambda: ta.Settings(tol=_MASKED[0, 0]), "tol must be a real number"),
+    "tol True": (lambda: ta.Settings(tol=True), "tol must be a real number"),
+    "max_steps huge": (lambda: ta.Settings(max_steps=10**12), "max_steps must be at least 0, and 1000000000 at most"),
+    "covariances complex": (lambda: with_matrices(1 + 1j), "covariances must be an array of real numbers"),
+    "covariances masked": (
+        lambda: with_matrices(np.ma.array(1.0, mask=True)),
+        "covariances must be an array of real numbers",
+    ),
+    "encodings complex": (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
+    "law complex": (lambda: ta.dot_product(law=complex_law()), "law must be a real number or an array of them"),
+    "teacher means complex": (
+        lambda: ta.SpectralLaw.of_classes([1.0], {(0, 0): 1.0}, teacher_means=[0.1j]),
+        "teacher_means must be an array of real numbers",
+    ),
+    "dtype text": (
+        lambda: ta.dot_product(dtype="double precision"),
+        "dtype must be float32 or float64, got dtype='double precision'",
+    ),
+    "dtype of a law": (lambda: with_matrices(1.0, dtype="half"), "dtype must be float32 or float64"),
+    "start complex": (
+        lambda: ta.solve(MODEL, 1.0, start=ta.Overlaps(*(1j * a for a in _START))),
+        "start must be a real number or an array",
+    ),
+    "even": (lambda: ta.check(MODEL, even="no"), "even must be True or False, got even='no' of <class 'str'>"),
+    "classes True": (lambda: ta.TokenClassMixture.of({(True, 0): 1.0}), "sentences must be a dictionary of shares"),
+    "short key": (
+        lambda: ta.sample_data(MODEL, 20, 1.0, jnp.zeros(1, jnp.uint32)),
+        "key must be one key, as jax.random.key",
+    ),
     "gap": (lambda: ta.second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
 }
 _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
+_MASKED = np.ma.array([[0.6, 0.4], [0.4, 0.6]], mask=[[True, False], [False, False]])
+
+
+def with_matrices(factor, turned=1.0, **options):
+    return ta.SpectralLaw.from_matrices([factor * np.eye(4)] * 2, turned * np.eye(2, 4), np.ones((4, 1)), **options)
+
+
+def complex_law():
+    law = MODEL.law()
+    return ta.SpectralLaw(law.weights, law.gamma, law.tau, law.pi, (1 + 1j) * law.cross)
+
+
 _OUTSIDE = ta.Overlaps(*(-a for a in _START))
 
 
@@ -404,3 +462,67 @@ def test_calls(name):
     call, message = CALLS[name]
     with pytest.raises(ta.InputError, match=message):
         call()
+
+
+PROMOTIONS = [(jax.numpy_dtype_promotion, "strict", "standard"), (jax.numpy_rank_promotion, "raise", "allow")]
+
+
+@pytest.mark.parametrize(("context", "value", "usual"), PROMOTIONS)
+def test_promotion_is_left_to_jax(context, value, usual):
+    message = f"^jax_{context.__name__} must be '{usual}' for this library, got '{value}': call it with jax"
+    with context(value):
+        for call in (ta.dot_product, partial(ta.solve, MODEL, 1.0), partial(ta.sample_data, MODEL, 20, 1.0, _KEY)):
+            with pytest.raises(ta.InputError, match=message):
+                call()
+
+
+def test_double_precision_that_was_turned_off():
+    """A model in float64 would become float32, with no more than a warning."""
+    data = ta.sample_data(MODEL, 20, 1.0, _KEY)
+    calls = {
+        "lam": (partial(ta.solve, MODEL, 1.0), partial(ta.gamp, MODEL, data), partial(ta.sweep, MODEL, [1.0])),
+        "dtype": (partial(ta.dot_product, dtype="float64"),),
+    }
+    with jax.enable_x64(False):
+        for name, functions in calls.items():
+            for call in functions:
+                with pytest.raises(ta.InputError, match=f"^{name} must be float32 while jax has no double precision"):
+                    call()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_other_types():
+    """Fractions, numbers of numpy and of jax, and lists of them are real numbers."""
+    half = Fraction(1, 2)
+    layers = [ta.dot_product(mixing=[[a, a]] * 2, sigma=a) for a in (half, 0.5, jnp.array(0.5), np.float32(0.5))]
+    for layer in layers:
+        np.testing.assert_array_equal(layer.mixing, 0.5)
+        assert layer.sigma == 0.5 and layer.mixing.dtype == jnp.float64
+    unmasked = np.ma.array(np.full((2, 2), 0.5), mask=False)
+    np.testing.assert_array_equal(ta.dot_product(mixing=unmasked).mixing, 0.5)
+
+
+_KEY = jax.random.key(0)
+
+
+def test_names_of_numpy_are_text():
+    assert type(branch_of(np.str_("semantic")).name) is str
+    data = ta.sample_data(MODEL, 20, 1.0, _KEY)
+    starts = [ta.train(MODEL, data, kind("positional"), optimizer=kind("gd"), steps=1).Q for kind in (str, np.str_)]
+    np.testing.assert_array_equal(*starts)
+    nodes = ta.monte_carlo_nodes(MODEL, 64, replicates=1)
+    points = [ta.solve(MODEL, 2.0, kind("uninformed"), nodes) for kind in (str, np.str_)]
+    assert type(points[1].branch) is str and points[0].train_loss == points[1].train_loss
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_start_of_another_dtype():
+    """A start in float32 is a start in the dtype of the model."""
+    start = ta.Overlaps(*_START)
+    assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(check_start(MODEL, narrow(start))))
+    integers = ta.Overlaps(*(np.ones(a.shape, int) * k for a, k in zip(_START, (1, 1, 0, 0), strict=True)))
+    assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(check_start(MODEL, integers)))
+
+
+def narrow(tree):
+    return jax.tree.map(lambda a: a.astype(jnp.float32), tree)

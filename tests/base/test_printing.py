@@ -186,6 +186,8 @@ def test_why_a_transition_was_not_found():
     unsettled = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
     assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == unsettled
     crossing = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
+    assert crossing.ended_at.shape == () and np.isnan(made.transition(branches=(made.fixed_point(),)).ended_at)
+    assert made.transition(np.nan, 6, branches=(made.fixed_point(),)).to_dict()["ended_at"] == 2.0
     assert crossing.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
 
 

@@ -1,6 +1,9 @@
 """Programs that a folder stores from one process to the next; a new `stored_program` stands for another process."""
 
 import dataclasses
+import json
+import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,11 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base import programs as compiled
+from tiedattn_jax.base import programs as compiled, store
 from tiedattn_jax.base.derivatives import derivative_along
 from tiedattn_jax.base.linalg import inverse
 from tiedattn_jax.base.programs import stored_program
+from tiedattn_jax.base.store import packed
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
 from tiedattn_jax.theory.observables import gen_error_in
 from tiedattn_jax.theory.paths import Call, together
@@ -138,6 +142,33 @@ def test_a_damaged_program_is_traced_again(folder, traced, arguments, damage):
     assert list(folder.iterdir()) == [file]
 
 
+def test_a_file_of_another_program_is_not_run(folder, traced, arguments):
+    """A copy of a program under the name of another one is traced anew, and so is a file that names other classes."""
+    value = stored_program(gen_error_in)(*arguments)
+    (file,) = folder.iterdir()
+    header, contents = store.unpacked(file, ta.InputError("", ""))
+    for changed in ({"name": "0" * 64}, {"structure": ["os:PathLike", [], []]}, {"structure": 5}):
+        file.write_bytes(packed({"about": json.dumps({**header, **changed}), **contents}))
+        count = len(traced)
+        assert stored_program(gen_error_in)(*arguments) == value and len(traced) == count + 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system", "builtins:eval", "builtins:int", "builtins:object", "collections:OrderedDict",
+        "tiedattn_jax.base.store:os.system", "tiedattn_jax.base.store:write_whole", "tiedattn_jax.base.store:Store",
+        "tiedattn_jax.__main__:main", "tiedattn_jax.nowhere:Model", "no name",
+    ],
+)  # fmt: skip
+def test_what_a_file_may_not_name(name):
+    """Only trees of this library's modules and of Python's containers are made; nothing else is called or imported."""
+    before = set(sys.modules)
+    with pytest.raises((ValueError, KeyError, AttributeError, TypeError)):
+        compiled.example([name, [], [0]])
+    assert set(sys.modules) == before
+
+
 def test_a_full_disk(folder, traced, arguments, monkeypatch):
     def disk_full(*_):
         raise OSError(28, "No space left on device")
@@ -166,9 +197,48 @@ def test_the_folder(folder, monkeypatch, tmp_path):
             monkeypatch.setenv("TIEDATTN_CACHE", setting)
             ta.use_compilation_cache()
             assert compiled.Traced.folder == expected
-        assert (
-            jax.config.jax_compilation_cache_dir == str(tmp_path / "b") and compiled.Traced.source == compiled.source()
-        )
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "b")
+        assert (tmp_path / "b" / "traced").stat().st_mode & 0o777 == 0o700
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")
+def test_a_folder_that_others_can_write_to(folder, monkeypatch, tmp_path):
+    """Programs are executed: a folder is refused if it is open, inside an open one, or somebody else's."""
+    before = compiled.Traced.folder, jax.config.jax_compilation_cache_dir
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for mode, place in ((0o777, shared), (0o770, shared), (0o777, shared / "inside"), (0o755, shared)):
+        shared.chmod(mode)
+        if mode == 0o755:
+            monkeypatch.setattr(store.os, "getuid", lambda: 12345)
+            os.chown(shared, 54321, -1) if os.geteuid() == 0 else None
+        message = "^{} must be a folder to which only you can write, .* use another, got {}='.*shared.*'"
+        with pytest.raises(ta.InputError, match=message.format("folder", "folder")):
+            ta.use_compilation_cache(place)
+        monkeypatch.setenv("TIEDATTN_CACHE", str(place))
+        with pytest.raises(ta.InputError, match=message.format("TIEDATTN_CACHE", "TIEDATTN_CACHE")):
+            ta.use_compilation_cache()
+    assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
+
+
+def test_a_folder_inside_an_open_one_with_the_sticky_bit(folder, tmp_path):
+    """In /tmp nobody can replace the folders of others."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    store.make_private(tmp_path / "shared" / "own", "folder")
+    assert (tmp_path / "shared" / "own").is_dir()
+
+
+def test_the_source_is_that_of_the_import(folder, monkeypatch, tmp_path):
+    """A file that changes after the import is not the code that runs."""
+    before, imported = jax.config.jax_compilation_cache_dir, compiled.source()
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "base" / "programs.py"))
+    (tmp_path / "later.py").write_text("x = 1")
+    try:
+        ta.use_compilation_cache(tmp_path / "b")
+        assert compiled.Traced.source == imported != compiled.source()
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 

@@ -170,10 +170,19 @@ def test_the_import_of_the_library_leaves_interrupts_alone(capsys, monkeypatch, 
     assert main(["solve"]) == 0 and handlers == [(signal.SIGINT, signal.default_int_handler)]
 
 
-@pytest.mark.parametrize("cache", ["0", "/tmp/somewhere"])
-def test_the_cache_of_programs(capsys, monkeypatch, report, cache):
-    settings = {}
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_cache_of_programs(capsys, monkeypatch, report, tmp_path, kept):
+    settings, cache = {}, str(tmp_path) if kept else "0"
     monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", settings.__setitem__)
     monkeypatch.setenv("TIEDATTN_CACHE", cache)
     assert main(["solve"]) == 0 and settings["jax_enable_x64"] is True
-    assert settings.get("jax_compilation_cache_dir") == (None if cache == "0" else cache)
+    assert settings.get("jax_compilation_cache_dir") == (cache if kept else None)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")
+def test_a_cache_that_others_can_write_to(capsys, monkeypatch, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    monkeypatch.setenv("TIEDATTN_CACHE", str(tmp_path / "shared"))
+    message = "tiedattn: TIEDATTN_CACHE must be a folder to which only you can write, because its programs are executed"
+    assert failed(capsys, "solve").startswith(f"{message}: chmod 700 it or use another, got TIEDATTN_CACHE='{tmp_path}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.store import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
 from tiedattn_jax.theory.solve import Problem
@@ -54,6 +55,15 @@ BAD = [
     ("sweep", {"along": [np.nan]}, "alphas"),
     ("sweep", {"along": [[1.0], [2.0]]}, "alphas"),
     ("sweep", {"along": ["one"]}, "alphas"),
+    ("sweep", {"along": ["1", "2"]}, "alphas"),
+    ("sweep", {"along": [True]}, "alphas"),
+    ("sweep", {"along": np.array([1.0 + 1.0j])}, "alphas"),
+    ("sweep", {"along": np.ma.array([1.0, 2.0], mask=[False, True])}, "alphas"),
+    ("phase_diagram", {"x": np.ma.array([1.0, 2.0], mask=[False, True])}, "x"),
+    ("phase_diagram", {"y": ["0.3"]}, "y"),
+    ("critical_alpha", {"bracket": ("1", "2")}, "bracket"),
+    ("critical_alpha", {"bracket": (True, 2)}, "bracket"),
+    ("trace_boundary", {"values": np.array([1, 2], "m8[s]")}, "values"),
     ("phase_diagram", {"alpha": np.nan, "x": ("sigma", [0.5])}, "alpha"),
     ("phase_diagram", {"alpha": -1.0, "x": ("sigma", [0.5])}, "alpha"),
     ("phase_diagram", {"alpha": [1.0, 2.0], "x": ("sigma", [0.5])}, "alpha"),
@@ -137,6 +147,10 @@ BAD = [
     ("phase_diagram", {"out": 5}, "out"),
     ("phase_diagram", {"resume": True}, "out"),
     ("folds_of", {}, "paths"),
+    ("phase_diagram", {"resume": "no"}, "resume"),
+    ("find_event", {"sensitivities": "no"}, "sensitivities"),
+    ("trace_boundary", {"sensitivities": 0}, "sensitivities"),
+    ("branch_ends", {"sensitivities": None}, "sensitivities"),
 ]
 FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "trace_boundary",
@@ -247,7 +261,9 @@ def test_boundaries_meet_in_one_parameter_only():
 
 
 def test_a_file_that_is_no_diagram(tmp_path):
-    for name, content in (("missing.npz", None), ("text.npz", b"alpha"), ("empty.npz", b"")):
+    Store(tmp_path / "grid", "mark", resume=False).put("track-00000", {"q": np.ones(2)})
+    track = (tmp_path / "grid" / "track-00000.npz").read_bytes()
+    for name, content in (("missing.npz", None), ("text.npz", b"alpha"), ("empty.npz", b""), ("track.npz", track)):
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ta.InputError, match=f"path must be a whole file .*{name}"):

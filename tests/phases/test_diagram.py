@@ -94,6 +94,22 @@ def test_cells_that_failed_are_marked():
     np.testing.assert_allclose(diagram.alpha_c().alpha, CRITICAL, rtol=1e-9)  # the other cells suffice
 
 
+def test_states_that_did_not_settle_are_counted():
+    """A search that ran out of steps near a state counts as one, but the diagram does not say that it converged."""
+    diagram = known_diagram()
+    untrusted = int((~diagram.trusted).sum())
+    assert diagram.settled.all() and diagram.to_dict()["untrusted"] == untrusted
+    assert f"{untrusted:6d}  not trusted, in any region" in diagram.summary().splitlines()[7]
+    diagram.cells["status"][0, 1, [6, 7]] = ta.Status.max_steps
+    diagram.cells["residual"][0, 1, [6, 7]] = 0.02
+    assert diagram.solved.all() and diagram.exists[0, 1, [6, 7]].all()
+    numbers = diagram.to_dict()
+    assert numbers["unsettled"] == 2 and numbers["untrusted"] == untrusted + 2
+    assert numbers["status"] == "2 of 30 cells not settled"
+    assert diagram.summary().startswith("alpha x omega: 10 x 3 cells: 2 of 30 cells not settled")
+    np.testing.assert_array_equal(np.argwhere(~diagram.settled), [[1, 6], [1, 7]])
+
+
 def test_trusted_asks_for_a_difference_beyond_the_error_bars():
     diagram = known_diagram()
     spread = np.array([-1.0, 1.0]) * 1e-2

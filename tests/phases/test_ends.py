@@ -146,3 +146,13 @@ def test_where_stability_is_lost(monkeypatch, lines):
     guess = requests[1][1]
     assert (guess.alpha, guess.low, guess.high, guess.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
     assert guess.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_ends_that_are_not_found_lie_in_the_bracket(monkeypatch, lines):
+    """A loss of stability that is not found lies between its points; without a fork, the end is that of the fold."""
+    curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.5, 0.5, 0.5])
+    ends, requests = located(monkeypatch, lines, curve, 0.5, pitchfork=None, fold=0.65, instability=None)
+    assert [name for name, _ in requests] == ["instability", "pitchfork", "fold"]
+    assert [(e.kind, e.alpha) for e in ends] == [("fold", 0.65), ("instability", pytest.approx(0.9))]
+    assert (ends[1].stderr, ends[1].transition.status) == pytest.approx((0.1, ta.Status.max_steps))

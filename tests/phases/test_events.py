@@ -195,7 +195,8 @@ def test_roots_and_sensitivities_of_the_replicates():
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
     assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
     unmet = transition_of(event, ta.dot_product(), zero._replace(converged=jnp.array(False)))
-    assert int(unmet.status) == ta.Status.absent and float(unmet.alpha) == 1.0
+    assert int(unmet.status) == ta.Status.absent and float(unmet.ended_at) == 1.0
+    assert np.isnan([float(unmet.alpha), float(unmet.stderr), float(transition.ended_at)]).all()
     failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
     unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), converged=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
@@ -209,6 +210,21 @@ def test_roots_and_sensitivities_of_the_replicates():
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
     np.testing.assert_allclose(exact.sensitivities_stderr["sigma"], error_bar(jnp.array([-2.0, -3.0, -2.0])))
+    lost = zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}, converged=jnp.array(False))
+    nothing = transition_of(event, ta.dot_product(), lost)
+    assert np.isnan([nothing.sensitivities["sigma"], nothing.sensitivities_stderr["sigma"]]).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_event_that_was_not_found_has_no_derivative():
+    good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
+    gradients = jax.tree.map(lambda a: jnp.ones((3, *a.shape)), ta.dot_product())
+
+    def slope(converged):
+        zero = Zero(jnp.array(1.0), (good, good), jnp.zeros(3), gradients, jnp.ones(3), 1.0, jnp.array(converged))
+        return jax.grad(lambda m: transition_of(EVENTS["alpha_c"], m, zero).alpha)(ta.dot_product()).sigma
+
+    assert slope(True) == -1.0 and np.isnan(slope(False))
 
 
 def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingProxyType({}), **limits):

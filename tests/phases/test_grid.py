@@ -319,6 +319,31 @@ def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
     assert len(requests["first"]) == 4  # nothing was solved before the folder was checked, nor where all is kept
 
 
+def test_another_loss_of_the_same_name_is_not_mixed_in(canned, model, lines, tmp_path):
+    """A loss counts by what it computes: not by the name of its class, nor by the address of a function in it."""
+
+    def layer(factor):
+        loss = lambda self, Z, Y: factor * ta.DotProduct.loss(self, Z, Y)  # noqa: E731
+        return type("Layer", (ta.DotProduct,), {"loss": loss})(**vars(model))
+
+    _, requests = canned
+    first = solve_grid(layer(2.0), lines, out=tmp_path)
+    assert solve_grid(layer(2.0), lines, out=tmp_path, resume=True).attrs == first.attrs
+    assert len(requests["tracks"]) == 4
+    with pytest.raises(ta.InputError, match="out must hold pieces of the same model"):
+        solve_grid(layer(3.0), lines, out=tmp_path, resume=True)
+
+
+def test_a_track_under_another_name_is_refused(canned, model, lines, tmp_path):
+    solve_grid(model, lines, out=tmp_path)
+    (tmp_path / "track-00002.npz").write_bytes((tmp_path / "track-00000.npz").read_bytes())
+    with pytest.raises(ta.InputError, match=r"out must hold every piece .* track-00000 in track-00002.npz"):
+        solve_grid(model, lines, out=tmp_path, resume=True)
+    (tmp_path / "track-00002.npz").rename(tmp_path / "track-copy.npz")
+    with pytest.raises(ta.InputError, match=r"out must hold every piece .* track-00000 in track-copy.npz"):
+        solve_grid(model, lines, out=tmp_path, resume=True)
+
+
 FIELDS = [operator.attrgetter(name) for name in ("tol", "max_steps", "warm_steps", "damping")]
 
 

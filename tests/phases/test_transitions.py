@@ -109,7 +109,8 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
 def test_no_crossing_in_the_range(model, lines):
     absent = ta.critical_alpha(model, lines, bracket=(1.6, 3.0))
     assert int(absent.status) == ta.Status.absent
-    np.testing.assert_allclose(absent.alpha, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
+    np.testing.assert_allclose(absent.ended_at, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
+    assert np.isnan([absent.alpha, absent.stderr, absent.sensitivities.sigma]).all()
     assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in absent.reason
     crossing = ta.linear_crossing(model, absent, lines)
     assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == absent.reason

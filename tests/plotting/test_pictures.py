@@ -291,7 +291,7 @@ def test_diagram():
     assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
     texts = legend_texts(figure)
     assert texts[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
-    assert texts[3:] == ["unsolved, or not decided by the averages", r"$\alpha_c$"]
+    assert texts[3:] == ["not trusted: unsolved, not settled, or not decided by the averages", r"$\alpha_c$"]
 
 
 def test_further_boundaries_on_a_diagram():

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, Real
 from scipy import special
 
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import InputError, array_of, require, require_kind
+from ..base.errors import InputError, array_of, as_flag, require
 from ..base.linalg import apply, inverse, matvec, total
 from ..base.trees import either, repeated, tiled
 from ..base.types import AnyArray
@@ -375,7 +375,7 @@ def line_nodes(
     counts = {"order": order, "lines": lines, "points": points, "jumps": jumps}
     arguments = {name: count for name, count in counts.items() if count is not None}
     check_arguments(model, block, replicates=replicates, seed=seed, **arguments)
-    require_kind(even, "even", bool, "True or False")
+    even = as_flag(even, "even")
     L, (r, t) = model.shape[0], model.columns
     dtype, across = model.lam.dtype, L * r - 1
     is_product = lines is None and L * t == 2 and not model.noise

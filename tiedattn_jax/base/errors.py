@@ -7,6 +7,8 @@ import inspect
 import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from decimal import Decimal
+from numbers import Real as RealNumber
 from types import UnionType
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real
 
+INT32 = 2**31 - 1  # largest count that jax computes with; a larger one would become another number
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
 
@@ -39,22 +42,31 @@ def require(condition: Bool[ArrayLike, "..."], argument: str, value: Any, requir
         raise InputError(argument, f"must be {requirement}, got {argument}={printable}")
 
 
-def require_choice(value: Any, argument: str, choices: Collection[str | None]) -> None:
-    """Raise an `InputError` unless `value` is one of `choices`; if these are many, the message lists the closest."""
+def require_choice(value: Any, argument: str, choices: Collection[str | None]) -> Any:
+    """Return `value`, which must be one of `choices`, as text of Python: jax takes that of numpy for an array.
+
+    Raises:
+        InputError: it is none of them; if these are many, the message lists the closest.
+    """
     if not isinstance(value, (str, type(None))) or value not in choices:
         names, preamble = [str(c) for c in choices], ""
         if len(names) > _MOST_NAMES:
             preamble = f"{len(names)} names, of which the nearest are "
             names = difflib.get_close_matches(str(value), names, cutoff=0.0)
         raise InputError(argument, f"must be one of {preamble}{', '.join(names)}, got {argument}={value!r}")
+    return None if value is None else str(value)
 
 
 def require_kind(value: Any, argument: str, kind: type | tuple[type, ...] | UnionType, requirement: str) -> None:
     """Raise an `InputError` unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
-        text = " ".join(repr(value).split())
-        text = text if len(text) <= 80 else text[:77] + "..."
-        raise InputError(argument, f"must be {requirement}, got {argument}={text} of {type(value)}")
+        raise InputError(argument, f"must be {requirement}, got {argument}={_shown(value)} of {type(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Return the `repr` of a value on one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def require_takes(function: Callable[..., Any], argument: str, parameters: tuple[str, ...], suffix: str = "") -> None:
@@ -68,6 +80,25 @@ def require_takes(function: Callable[..., Any], argument: str, parameters: tuple
         raise InputError(argument, f"must take ({', '.join(parameters)}){suffix}, got {actual}") from None
 
 
+def are_real(value: PyTree) -> bool:
+    """Return whether numbers, arrays, or lists of them consist of real numbers.
+
+    Truth values, text, dates, complex numbers and masked entries are none, although numpy turns them into numbers.
+    """
+
+    def is_real(leaf: Any) -> bool:
+        if np.ma.is_masked(leaf):
+            return False
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if getattr(dtype, "kind", "") == "O":  # such as fractions
+            entries = np.asarray(leaf).ravel().tolist()
+            return all(isinstance(a, (RealNumber, Decimal)) and not isinstance(a, bool) for a in entries)
+        is_time = getattr(dtype, "kind", "") == "m"  # numpy counts differences of dates as integers
+        return jnp.issubdtype(dtype, jnp.floating) or (jnp.issubdtype(dtype, jnp.integer) and not is_time)
+
+    return all(map(is_real, jax.tree.leaves(value)))
+
+
 def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, "..."]:
     """Return real numbers as an array of `dtype`; they may be traced.
 
@@ -75,11 +106,13 @@ def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, 
         InputError: `value` does not consist of real numbers.
     """
     try:
-        if np.iscomplexobj(value) or isinstance(value, (str, bytes)):
+        if not are_real(value):
             raise TypeError
         return jnp.asarray(value, dtype)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(argument, f"must be a real number or an array of them, got {argument}={value!r}") from None
+        raise InputError(
+            argument, f"must be a real number or an array of them, got {argument}={_shown(value)}"
+        ) from None
 
 
 def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, ""]:
@@ -95,10 +128,54 @@ def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array,
     return number
 
 
-def require_count(value: Any, argument: str, minimum: int = 1) -> None:
-    """Raise an `InputError` unless `value` is an integer of at least `minimum`."""
+def require_count(value: Any, argument: str, minimum: int = 1, maximum: int | None = None) -> None:
+    """Raise an `InputError` unless `value` is an integer of at least `minimum`, and of at most `maximum` if given."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
         raise InputError(argument, f"must be an integer of at least {minimum}, got {argument}={value!r}")
+    if maximum is not None and value > maximum:
+        raise InputError(argument, f"must be an integer of at most {maximum}, got {argument}={value!r}")
+
+
+def as_flag(value: Any, argument: str) -> bool:
+    """Return `value`, which must be True or False: any text, "no" as well, would count as True.
+
+    Raises:
+        InputError: it is something else.
+    """
+    require_kind(value, argument, (bool, np.bool_), "True or False")
+    return bool(value)
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """Return a caller's `dtype`, by default that of jax for Python floats.
+
+    Raises:
+        InputError: it is not float32 or float64, or jax has no float64 now.
+    """
+    try:
+        known = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
+    except TypeError:
+        known = None
+    if known not in (jnp.float32, jnp.float64):
+        raise InputError("dtype", f"must be float32 or float64, got dtype={known or dtype!r}")
+    require_precision(known, "dtype")
+    return known
+
+
+def require_precision(dtype: Any, argument: str) -> None:
+    """Raise an `InputError` if `dtype` is float64 and jax is set to 32 bits, in which it would become float32."""
+    if dtype == np.float64 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        text = 'must be float32 while jax has no double precision, or call jax.config.update("jax_enable_x64", True)'
+        raise InputError(argument, f"{text} first, got float64")
+
+
+def require_promotion() -> None:
+    """Raise an `InputError` if jax is told not to promote dtypes or ranks, which this library leaves to jax."""
+    for name, usual in (("jax_numpy_dtype_promotion", "standard"), ("jax_numpy_rank_promotion", "allow")):
+        value = str(getattr(jax.config, name))
+        if value not in (usual, "warn"):
+            context = f"with {name.replace('jax_', 'jax.', 1)}({usual!r})"
+            raise InputError(name, f"must be {usual!r} for this library, got {value!r}: call it {context}")
 
 
 def require_number(value: Any, argument: str, requirement: str, holds: Callable[[Any], Any]) -> None:
@@ -121,10 +198,15 @@ def require_not_negative(value: Any, argument: str) -> None:
 def require_key(key: Any) -> None:
     """Raise an `InputError` unless `key` is one random key: a typed one, or a raw uint32 vector."""
     is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
-    is_raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.ndim == 1
+    is_raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.shape == _raw_key_shape()
     if not (is_typed or is_raw):
         text = " ".join(str(key).split())
         raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={text:.80}")
+
+
+def _raw_key_shape() -> tuple[int, ...]:
+    """Return the shape of a raw key of the random numbers that jax is set to."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
 
 
 def require_keys(keys: Any) -> None:
@@ -145,11 +227,11 @@ def array_of(
         InputError: `values` is not such an array, or does not satisfy `holds`.
     """
     try:
-        array = np.asarray(values, float)
-    except (TypeError, ValueError):
+        array = np.asarray(values, float) if are_real(values) else np.empty(0)
+    except (TypeError, ValueError, OverflowError):
         array = np.empty(0)
     if array.ndim != ndim or not array.size or not np.all(np.isfinite(array)) or not np.all(holds(array)):
-        raise InputError(argument, f"must be {requirement}, got {argument}={values!r}")
+        raise InputError(argument, f"must be {requirement}, got {argument}={_shown(values)}")
     return array
 
 
@@ -169,9 +251,9 @@ def shaped_array(
         InputError: the argument is not an array of real numbers, has another shape, or is not finite.
     """
     try:
-        array = np.asarray(a, float) if on_host else jnp.asarray(a)
-        is_real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
-    except (TypeError, ValueError):
+        is_real = are_real(a)
+        array = (np.asarray(a, float) if on_host else jnp.asarray(a)) if is_real else np.empty(0)
+    except (TypeError, ValueError, OverflowError):
         is_real = False
     if not is_real:
         raise InputError(name, f"must be an array of real numbers, got something else, of type {type(a).__name__}")

@@ -12,9 +12,9 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from jax import export
 from jaxtyping import PyTree, PyTreeDef
 
 from .errors import InputError
-from .store import packed, unpacked, write_whole
+from .store import make_private, packed, unpacked, write_whole
 
 _LOCK = threading.Lock()
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
@@ -39,11 +39,22 @@ _SETTINGS = (
 )
 
 
+def source() -> str:
+    """Hash the Python files of this library."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 class Traced:
-    """Folder of the traced programs, None if they are not kept, and the hash of this library's source."""
+    """Folder of the traced programs, None if they are not kept, and the hash of this library's source.
+
+    The source is hashed when this module is imported. A file that changes later is not the code that runs.
+    """
 
     folder: Path | None = None
-    source = ""
+    source = source()
 
 
 def use_compilation_cache(folder: Path | str | None = None) -> None:
@@ -54,15 +65,24 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
     library's models and rules, programs that average are also stored as traced text, so that later processes skip
     tracing. A changed source file invalidates the stored text; code that is replaced at run time does not.
 
+    Programs in the folder are executed, so only this user may be able to write to it.
+
     Args:
         folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
             to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
+
+    Raises:
+        InputError: the folder cannot be made, or others can write to it.
     """
+    argument = "folder" if folder or not os.environ.get("TIEDATTN_CACHE") else "TIEDATTN_CACHE"
     location = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
     if str(location) != "0":
+        traced = Path(location) / "traced"
+        for private in (Path(location), traced):
+            make_private(private, argument)
         jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        Traced.folder, Traced.source = Path(location) / "traced", source()
+        Traced.folder = traced
 
 
 def settings() -> dict[str, str]:
@@ -113,14 +133,15 @@ def traced_in(
         key = [Traced.source, *versions, _name(fn), described(tree), described(static_tree), *map(_static, constants)]
     except TypeError:
         return None
-    path = folder / f"{hashlib.sha256(json.dumps([key, context]).encode()).hexdigest()}.npz"
+    name = hashlib.sha256(json.dumps([key, context]).encode()).hexdigest()
+    path = folder / f"{name}.npz"
     try:
         header, contents = unpacked(path, InputError("folder", "must hold programs"))
-        traced, out_tree = (
-            export.deserialize(bytearray(contents["program"])),
-            jax.tree.structure(example(header["structure"])),
-        )
-    except InputError:
+        if header["name"] != name:  # the file of another program under this name
+            raise ValueError
+        traced = export.deserialize(bytearray(contents["program"]))
+        out_tree = jax.tree.structure(example(header["structure"]))
+    except Exception:  # whatever is wrong with the file, tracing makes a new one
         out_trees = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -130,7 +151,7 @@ def traced_in(
 
         traced, (out_tree, *_) = export.export(jax.jit(flat))(*leaves), out_trees
         with contextlib.suppress(OSError, TypeError):
-            header_text = json.dumps({"structure": described(out_tree)})
+            header_text = json.dumps({"name": name, "structure": described(out_tree)})
             write_whole(path, packed({"about": header_text, "program": np.frombuffer(traced.serialize(), np.uint8)}))
 
     def run(*leaves: Any) -> Any:
@@ -140,14 +161,6 @@ def traced_in(
     compiled = jax.jit(run, **options)
     # Results of an exported program are committed to a device. A copy through numpy is uncommitted, like other results.
     return lambda leaves: jax.tree.unflatten(out_tree, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
-
-
-def source() -> str:
-    """Hash the Python files of this library."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _name(thing: Any) -> str:
@@ -184,15 +197,38 @@ def described(tree: PyTreeDef) -> Any:
     return [_name(kind), aux, [described(child) for child in tree.children()]]
 
 
+_CONTAINERS: dict[str, Any] = {_name(kind): kind for kind in (type(None), tuple, list, dict)}
+
+
+def _kind(text: str) -> Any:
+    """Return the class that `_name` called so: a container of Python, or a module or named tuple of this library.
+
+    Nothing is imported, because a file chooses the name.
+
+    Raises:
+        ValueError: the name is of something else.
+    """
+    if text in _CONTAINERS:
+        return _CONTAINERS[text]
+    module, _, name = text.partition(":")
+    kind: Any = functools.reduce(getattr, name.split("."), sys.modules[module])
+    if isinstance(kind, type) and _name(kind) == text and (issubclass(kind, eqx.Module) or hasattr(kind, "_fields")):
+        return kind
+    raise ValueError(f"{text} is no node of a tree")
+
+
 def example(structure: Any) -> PyTree:
-    """Make a tree that has the structure which `described` wrote, with 0 for every leaf."""
+    """Make a tree that has the structure which `described` wrote, with 0 for every leaf.
+
+    Raises:
+        ValueError: a node is no container of Python and no module or named tuple of this library.
+    """
     if structure == 0:
         return 0
-    (module, _, name), aux, values = structure[0].partition(":"), structure[1], map(example, structure[2])
-    if name == "NoneType":
+    kind, aux, values = _kind(structure[0]), structure[1], map(example, structure[2])
+    if kind is type(None):
         return None
-    kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    if issubclass(kind, dict):
+    if kind is dict:
         return dict(zip(aux, values, strict=True))
     if issubclass(kind, eqx.Module):
         node, static = object.__new__(kind), iter(aux)

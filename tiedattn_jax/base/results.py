@@ -92,6 +92,14 @@ class Replicated(Result):
         return jnp.max(self.replicates.status, -1)
 
 
+_MOST_STEPS = 10**9  # twice as many still are an integer of 32 bits
+
+
+def _number(value: Any) -> Any:
+    """Return a number as an array; a masked one becomes text, which is refused, as its number is not meant."""
+    return np.asarray("masked" if np.ma.is_masked(value) else value)
+
+
 class Settings(Printed):
     """Tolerances of a solve. Other values do not need a new compilation.
 
@@ -106,22 +114,23 @@ class Settings(Printed):
         InputError: if one of them is not a number or is out of range.
     """
 
-    tol: Number = eqx.field(converter=np.asarray, default=1e-5)
-    max_steps: Number = eqx.field(converter=np.asarray, default=30)
-    warm_steps: Number = eqx.field(converter=np.asarray, default=300)
-    damping: Number = eqx.field(converter=np.asarray, default=0.2)
+    tol: Number = eqx.field(converter=_number, default=1e-5)
+    max_steps: Number = eqx.field(converter=_number, default=30)
+    warm_steps: Number = eqx.field(converter=_number, default=300)
+    damping: Number = eqx.field(converter=_number, default=0.2)
 
     def __check_init__(self) -> None:
-        for name, lower, requirement in (
-            ("tol", 1e-300, "positive"),
-            ("max_steps", 0, "at least 0"),
-            ("warm_steps", 0, "at least 0"),
-            ("damping", 1e-300, "in (0, 1]"),
+        steps = f"at least 0, and {_MOST_STEPS} at most"
+        for name, lower, upper, requirement in (
+            ("tol", 1e-300, np.inf, "positive"),
+            ("max_steps", 0, _MOST_STEPS, steps),
+            ("warm_steps", 0, _MOST_STEPS, steps),
+            ("damping", 1e-300, 1, "in (0, 1]"),
         ):
             value = np.asarray(getattr(self, name))
             if value.dtype.kind not in "iuf" or value.ndim:
                 raise InputError(name, f"must be a real number, got {name}={value.tolist()!r}")
-            require((value >= lower) & (value <= (1 if name == "damping" else np.inf)), name, value, requirement)
+            require((value >= lower) & (value <= upper), name, value, requirement)
 
     def describe(self) -> Description:
         return Description("", numbers=rows_of(vars(self)))

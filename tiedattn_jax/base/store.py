@@ -13,8 +13,11 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
+import re
 import secrets
+import stat
 import weakref
 import zipfile
 from collections.abc import Mapping
@@ -37,8 +40,11 @@ except ImportError:  # Windows has no locks on folders
 
 VERSION = "0.1.0"  # version of the package, which pyproject.toml reads here
 _ABOUT = "about"  # name of the JSON among the arrays
+_PIECE = "piece"  # name of a piece in its own JSON, so that a copy under another name is noticed
 _KINDS = ("track", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
 _DIGEST = 64  # length of the checksum in characters
+_INFLATED = 100  # largest ratio of the arrays to the file that contains them
+_SMALL_FILE = 2**26  # bytes that the arrays of any file may take, however small the file is
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -85,6 +91,8 @@ def packed(arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
 def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Read a file of `packed` arrays. Return the JSON of `about`, which says what they belong to, and arrays by name.
 
+    The sizes that the file announces are checked before memory is taken for them.
+
     Args:
         refusal: error to raise if the file cannot be read, is damaged or of another kind.
     """
@@ -92,15 +100,56 @@ def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str,
         content = path.read_bytes()
         if _digest(content[:-_DIGEST]) != content[-_DIGEST:]:
             raise ValueError("another checksum")
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return dict(json.loads(str(arrays.pop(_ABOUT)))), arrays
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            if sum(entry.file_size for entry in file.infolist()) > max(_INFLATED * len(content), _SMALL_FILE):
+                raise ValueError("larger arrays than this library packs")
+            arrays = {entry.filename.removesuffix(".npy"): _array(file.read(entry)) for entry in file.infolist()}
+        header = json.loads(str(arrays.pop(_ABOUT)))
+        if not isinstance(header, dict):
+            raise TypeError("another header")
+        return header, arrays
+    except Exception:  # the content can be anything, and can fail in any way
         raise refusal from None
+
+
+def _array(content: bytes) -> np.ndarray:
+    """Return the array of one .npy file.
+
+    Raises:
+        ValueError: the content has another size than its header announces, or consists of Python objects.
+    """
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError("another size")
+    return np.load(io.BytesIO(content), allow_pickle=False)
 
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
+
+
+def make_private(folder: Path, argument: str) -> None:
+    """Make a folder to which only this user can write, or check one that exists; one that cannot be made is left out.
+
+    Raises:
+        InputError: the folder belongs to somebody else, or others can write to it or replace it; names `argument`.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not hasattr(os, "getuid") or not folder.exists():  # Windows has other permissions
+        return
+    path = folder.resolve()
+    facts = path.stat()
+    # Nobody can replace the files of others in a folder with the sticky bit, such as /tmp.
+    open_parents = [p for p in path.parents if p.stat().st_mode & (0o002 | stat.S_ISVTX) == 0o002]
+    if facts.st_mode & 0o022 or facts.st_uid not in (0, os.getuid()) or open_parents:
+        place, facts = (open_parents[0], open_parents[0].stat()) if open_parents else (path, facts)
+        actual = f"where {place} has the owner {facts.st_uid} and the mode {facts.st_mode & 0o7777:04o}"
+        text = "must be a folder to which only you can write, because its programs are executed"
+        raise InputError(argument, f"{text}: chmod 700 it or use another, got {argument}='{folder}', {actual}")
 
 
 def csv_of(rows: list[dict[str, Any]]) -> bytes:
@@ -113,15 +162,23 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def fingerprint(*parts: PyTree) -> str:
-    """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays."""
+    """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays; the same in every process.
+
+    Functions in the structure count by their names only. `model.identity` says what a model computes.
+    """
     digest = hashlib.sha256()
     for part in parts:
         leaves, structure = jax.tree.flatten(part)
-        digest.update(repr(structure).encode())
+        digest.update(without_addresses(structure).encode())
         for leaf in leaves:
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
+
+
+def without_addresses(thing: Any) -> str:
+    """Return the `repr` of a thing without the addresses in memory, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
 class Claim:
@@ -206,22 +263,27 @@ class Store:
         """Return the finished pieces by name; each is a dictionary of arrays by name.
 
         Raises:
-            InputError: if a piece is damaged or belongs to another computation.
+            InputError: if a piece is damaged, belongs to another computation, or is a copy of another piece.
         """
         pieces = {}
         for path in self._paths():
             text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
             header, pieces[path.stem] = unpacked(path, InputError("out", text))
+            piece = header.pop(_PIECE, None)
             if header != self.header:
                 text = "must hold pieces of the same model, nodes, axes and version only"
                 raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
+            if piece != path.stem:
+                text = "must hold every piece under its own name"
+                actual = f"got out='{self.folder}' with {piece} in {path.name}: delete this file"
+                raise InputError("out", f"{text}, {actual}")
         return pieces
 
     def put(self, name: str, arrays: Mapping[str, ArrayLike]) -> None:
-        """Write a finished piece; its name must start with "track-" or "retry-"."""
+        """Write a finished piece; its name must start with "track-" or "retry-". The file contains its name, too."""
         assert name.partition("-")[0] in _KINDS, name
         if self.folder is not None:
-            _save(self.folder / f"{name}.npz", self.header, arrays)
+            _save(self.folder / f"{name}.npz", {**self.header, _PIECE: name}, arrays)
 
     def _paths(self) -> list[Path]:
         return [] if self.folder is None else sorted(p for k in _KINDS for p in self.folder.glob(f"{k}-*.npz"))

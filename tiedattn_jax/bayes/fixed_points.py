@@ -159,7 +159,7 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
     check_bayes(model)
     alpha = check_alpha(model, alpha)
     if start is not None:
-        require_choice(start, "start", STARTS)
+        start = require_choice(start, "start", STARTS)
     rule = averages_of(model, nodes)
 
     def state(name: str) -> BayesState:

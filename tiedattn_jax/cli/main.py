@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.register(commands)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    use_compilation_cache()
     try:
+        use_compilation_cache()
         report = _with_provenance(args, args.run(args))
         if args.out is not None:
             report_json = json.dumps(report.numbers, indent=1).encode()

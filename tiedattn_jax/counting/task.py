@@ -12,7 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from ..base.errors import (
+    INT32,
     InputError,
+    are_real,
     is_concrete,
     require,
     require_choice,
@@ -155,7 +157,7 @@ def mask(transformer: Transformer, mechanism: str) -> Transformer:
     Raises:
         InputError: if the mechanism is unknown.
     """
-    require_choice(mechanism, "mechanism", MECHANISMS)
+    mechanism = require_choice(mechanism, "mechanism", MECHANISMS)
     ones = jax.tree.map(jnp.ones_like, transformer)
     if mechanism == "free":
         return ones
@@ -230,13 +232,18 @@ def check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if name == "width" and not (isinstance(value, (int, np.integer)) and value >= 2 and value % 2 == 0):
             raise InputError(name, f"must be an even integer of at least 2, got {name}={value!r}")
-        require_count(value, name, 2 if name in ("length", "tokens", "n") else 1)
+        require_count(value, name, 2 if name in ("length", "tokens", "n") else 1, None if name == "n" else INT32)
 
 
 def _check_tokens(name: str, array: Any, tokens: int) -> None:
     if is_concrete(array):
         x = np.asarray(array)
-        require(x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)), name, x, f"tokens between 0 and {tokens - 1}")
+        require(
+            are_real(array) and x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)),
+            name,
+            x,
+            f"tokens between 0 and {tokens - 1}",
+        )
 
 
 def roles(keys: Key[Array, " K"], *roles: int) -> list[Key[Array, " K"]]:

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from ..base.errors import (
+    float_dtype,
     is_concrete,
     require,
     require_choice,
@@ -142,9 +143,8 @@ def train(
     init_keys, shuffle_keys = roles(keys, 0, 1)
     names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
     require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
-    for name in names:
-        require_choice(name, "mechanism", MECHANISMS)
-    require(jnp.issubdtype(dtype, jnp.floating), "dtype", str(dtype), "a type of floats")
+    names = [require_choice(name, "mechanism", MECHANISMS) for name in names]
+    dtype = float_dtype(dtype)
     sizes = {"length": data.train.shape[1], "tokens": data.tokens, "width": width, "hidden": hidden}
     check_sizes(**sizes)
     # Memory for the weights, their start, and two moments of the gradient.

@@ -30,6 +30,7 @@ from ..averages.rule import Replicate, Rule, check_rule
 from ..base.errors import (
     InputError,
     as_array,
+    as_flag,
     as_number,
     is_concrete,
     require_choice,
@@ -133,7 +134,7 @@ class Emergence(Replicated):
         Raises:
             InputError: the mechanism has another name, d is not positive, or the share is not between 0 and 1.
         """
-        require_choice(mechanism, "mechanism", MECHANISMS)
+        mechanism = require_choice(mechanism, "mechanism", MECHANISMS)
         require_positive(d, "d")
         require_number(share, "share", "between 0 and 1", lambda v: 0 < v < 1)
         d, share = (as_number(a, name, self.eta.dtype) for a, name in ((d, "d"), (share, "share")))
@@ -226,7 +227,9 @@ def emergence(
     eta, kappa, until = (as_number(a, name, dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until")))
     directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
 
-    W = jnp.kron(R, (0.0 if orthogonal else 1.0) * jnp.eye(model.shape[2] + len(directions), dtype=dtype))
+    W = jnp.kron(
+        R, (0.0 if as_flag(orthogonal, "orthogonal") else 1.0) * jnp.eye(model.shape[2] + len(directions), dtype=dtype)
+    )
 
     def run(steps: int) -> Run:
         return _runs(model, R, W, (eta, kappa, until), directions, rule, points, steps)

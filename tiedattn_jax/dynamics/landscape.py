@@ -253,7 +253,7 @@ class LandscapeMap(Result):
         Raises:
             InputError: the change has another name.
         """
-        require_choice(change, "change", CHANGES)
+        change = require_choice(change, "change", CHANGES)
         values = np.asarray(self.landscapes.differences[change])
         return [np.asarray(line) for line in contour_generator(self.x, self.y, values).lines(0.0)]
 

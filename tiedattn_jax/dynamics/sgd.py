@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ..averages.default import smooth_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import Replicate, Rule, check_rule
-from ..base.errors import InputError, as_number, require_count, require_not_negative, require_positive
+from ..base.errors import INT32, InputError, as_number, require_count, require_not_negative, require_positive
 from ..base.linalg import precise
 from ..base.results import Status
 from ..base.trees import indexed
@@ -82,9 +82,9 @@ def sgd(
     require_positive(eta, "eta")
     require_positive(until, "until")
     require_not_negative(kappa, "kappa")
-    require_count(points, "points", 2)
+    require_count(points, "points", 2, INT32)
     if steps is not None:
-        require_count(steps, "steps")
+        require_count(steps, "steps", maximum=INT32)
         if steps & (steps - 1) or steps > _MOST * 16:
             raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     if nodes is not None:

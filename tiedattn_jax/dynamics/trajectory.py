@@ -161,7 +161,7 @@ class Trajectory(Replicated):
             InputError: no event has this name.
         """
         if isinstance(event, str):
-            require_choice(event, "event", CROSSINGS)
+            event = require_choice(event, "event", CROSSINGS)
             quantity, name = CROSSINGS[event], event
         else:
             quantity, name = (lambda s, _: event(s)), getattr(event, "__name__", "event")

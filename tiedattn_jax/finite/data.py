@@ -24,13 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree, Real
 
-from ..base.errors import (
-    InputError,
-    is_concrete,
-    require,
-    require_kind,
-    shaped_array,
-)
+from ..base.errors import InputError, are_real, is_concrete, require, require_kind, shaped_array
 from ..base.linalg import precise
 from ..base.printing import Description, Printed
 from ..base.types import AnyArray
@@ -399,7 +393,7 @@ def map_kinds(
 
 def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
     requirement = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
-    valid = np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
+    valid = are_real(classes) and np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
     require(valid, "classes", f"shape {np.shape(classes)}", requirement)
     if is_concrete(classes):
         require((np.asarray(classes) >= 0) & (np.asarray(classes) < S), "classes", np.asarray(classes)[:4], requirement)

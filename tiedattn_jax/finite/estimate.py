@@ -15,6 +15,8 @@ from ..base.errors import (
     is_concrete,
     require,
     require_kind,
+    require_precision,
+    require_promotion,
     shaped_array,
     with_values,
 )
@@ -82,6 +84,8 @@ def check_fit(model: Model, data: Sample) -> None:
     """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     require_kind(data, "data", Sample, "a tiedattn_jax.Data")
+    require_promotion()
+    require_precision(model.lam.dtype, "lam")
     (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
     if dims != (L, t):
         requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"

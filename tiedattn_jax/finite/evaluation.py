@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Real
 from ..averages.moreau import loss_at_nodes
 from ..base.errors import (
     InputError,
+    as_flag,
     require,
     require_count,
     require_key,
@@ -209,7 +210,7 @@ def heldout_error(
     require_count(sentences, "sentences", 2)
     require(sentences < 2**31, "sentences", sentences, "below 2^31")
     matrix = None if W is None else shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
-    exact = exact or W is not None
+    exact = as_flag(exact, "exact") or W is not None
     if exact:
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)

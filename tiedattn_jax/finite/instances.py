@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, Shaped
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import InputError, require_count, require_keys
+from ..base.errors import InputError, as_flag, require_count, require_keys
 from ..base.printing import Description, Row
 from ..base.results import Result, Status, error_bar
 from ..base.trees import unstacked
@@ -319,6 +319,7 @@ def run_instances(
     """
     require_count(batch, "batch")
     require_keys(keys)
+    theory, normalise = as_flag(theory, "theory"), as_flag(normalise, "normalise")
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     sentence_count(model, d, alpha, min(batch, len(keys)))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes

@@ -232,7 +232,7 @@ def gamp(
     if damping is not None:
         requirement = "in (0, 1], or None for an automatic choice"
         require_number(damping, "damping", requirement, lambda v: 0 < v <= 1)
-    require_choice(response, "response", ("regression", "derivative"))
+    response = require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
         data.stored("to go on from an earlier run")

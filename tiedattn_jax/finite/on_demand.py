@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ..base.errors import InputError, require_key, require_memory
+from ..base.errors import InputError, as_flag, require_key, require_memory
 from ..base.linalg import precise
 from ..base.printing import Description
 from ..base.types import Number
@@ -132,7 +132,7 @@ def sample_on_demand(
         raise InputError("model", "must have no classes of tokens for sentences drawn on demand: use sample_data")
     n = sentence_count(model, d, alpha, stored=False)
     require_key(key)
-    return _draw(model, atom_sizes(model.law(), int(d)), n, key, normalise)
+    return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"))
 
 
 @eqx.filter_jit

@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..base.errors import (
+    INT32,
     InputError,
     is_concrete,
     require_choice,
@@ -122,7 +123,7 @@ def posterior_mean(
     data = data.stored("for `posterior_mean`")
     if data.classes is not None:
         raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
-    require_count(steps, "steps")
+    require_count(steps, "steps", maximum=INT32)
     require_positive(tol, "tol")
     key = jax.random.key(0) if key is None else key
     require_key(key)
@@ -131,7 +132,7 @@ def posterior_mean(
         raise InputError("model", "must have a teacher of one second moment pi at all eigenvalues")
     d, t = data.shape[2:]
     if isinstance(init, str):
-        require_choice(init, "init", ("random", "teacher"))
+        init = require_choice(init, "init", ("random", "teacher"))
         random = _SCALE * jax.random.normal(key, (d, t), data.x.dtype)
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:

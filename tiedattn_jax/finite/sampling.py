@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..base.errors import InputError, is_concrete, require, require_count, require_key, require_memory, require_positive
+from ..base.errors import (
+    InputError,
+    as_flag,
+    is_concrete,
+    require,
+    require_count,
+    require_key,
+    require_memory,
+    require_positive,
+)
 from ..base.linalg import precise
 from ..base.trees import indexed
 from ..base.types import Number
@@ -53,7 +62,7 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
     check(model, even=False)
     n = sentence_count(model, d, alpha)
     require_key(key)
-    return _draw(model, atom_sizes(model.law(), int(d)), n, key, normalise)
+    return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"))
 
 
 def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1, stored: bool = True) -> int:

@@ -54,6 +54,7 @@ def start(
     if init not in STARTS:
         names = ", ".join(map(repr, STARTS))
         raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
+    init = str(init)
     check_fit(model, data)
     if init != "spectral":  # the spectral start has its own checks
         check(model, even=False)

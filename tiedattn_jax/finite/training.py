@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..base.errors import (
     InputError,
+    as_flag,
     require_choice,
     require_count,
     require_memory,
@@ -90,7 +91,7 @@ def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = 
             labels.
     """
     Q, data = check_estimate("Q", model, data, Q), data.stored("for the risk of weights")
-    return smooth_risk(model, data, Q, exact) + model.penalty_of(Q)
+    return smooth_risk(model, data, Q, as_flag(exact, "exact")) + model.penalty_of(Q)
 
 
 @precise
@@ -147,7 +148,7 @@ class Descent(eqx.Module):
         Raises:
             InputError: if an argument is unknown or out of range.
         """
-        require_choice(optimizer, "optimizer", OPTIMIZERS)
+        optimizer = require_choice(optimizer, "optimizer", OPTIMIZERS)
         require_count(steps, "steps")
         rate = RATES[optimizer] if rate is None else rate
         require_positive(rate, "rate")
@@ -200,6 +201,7 @@ def train(
         InputError: if an argument is unknown, out of range or of the wrong shape; the error names it.
     """
     Q = start(model, data, init, key, scale)
+    exact = as_flag(exact, "exact")
     options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if optimizer == "lbfgs":
         data.stored("for L-BFGS, whose line search needs further products")

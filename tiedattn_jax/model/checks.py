@@ -15,7 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..base.errors import InputError, is_concrete, require, require_count, require_kind, require_takes, with_values
+from ..base.errors import (
+    InputError,
+    are_real,
+    as_flag,
+    is_concrete,
+    require,
+    require_count,
+    require_kind,
+    require_precision,
+    require_promotion,
+    require_takes,
+    with_values,
+)
 from ..base.linalg import precise
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model
@@ -60,6 +72,10 @@ def check(model: Model, *, even: bool = True) -> None:
     """
     if not isinstance(model, Model):
         raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+    even = as_flag(even, "even")
+    require_promotion()
+    if isinstance(getattr(model, "lam", None), (np.ndarray, jax.Array)):
+        require_precision(model.lam.dtype, "lam")
     if not is_concrete(model):
         return
     # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
@@ -136,6 +152,8 @@ def _check_law(model: Model) -> None:
         value = np.asarray(value)
         if value.shape != shape:
             raise InputError(f"law().{name}", f"must be of shape {shape}, got shape {value.shape}")
+        if not are_real(value):
+            raise InputError(f"law().{name}", f"must be an array of real numbers, got {value.dtype}")
         require(np.isfinite(value), f"law().{name}", value, "finite")
         if value.dtype.kind == "f" and value.dtype.itemsize > model.lam.dtype.itemsize:
             raise InputError(f"law().{name}", f"must be {model.lam.dtype} like lam, got {value.dtype}")

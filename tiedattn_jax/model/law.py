@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..base.errors import InputError, require, require_kind, shaped_array
+from ..base.errors import InputError, as_array, float_dtype, require, require_kind, shaped_array
 from ..base.linalg import precise
 from ..base.printing import Description, Printed, entries
 from ..base.types import AnyArray, Number
@@ -75,7 +75,10 @@ class TokenClassMixture(Printed):
         requirement = "a dictionary of shares by the classes of the tokens, such as {(0, 0): 0.5, (1, 1): 0.5}"
         require_kind(shares, "sentences", dict, requirement)
         classes = tuple(k if isinstance(k, tuple) else (k,) for k in shares)
-        valid = all(isinstance(s, int) and s >= 0 for k in classes for s in k) and len({len(k) for k in classes}) == 1
+        valid = (
+            all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for k in classes for s in k)
+            and len({len(k) for k in classes}) == 1
+        )
         require(valid, "sentences", str(list(shares)), requirement)
         weights = shaped_array("sentences", list(shares.values()), "C", {}, on_host=True)
         is_distribution = np.all(weights > 0) and abs(weights.sum() - 1) < 1e-6
@@ -99,7 +102,7 @@ class TokenClassMixture(Printed):
 
 def _array(value: Any) -> Any:
     """Return a list of numbers as an array, and anything else unchanged; `check` refuses it if it is no array."""
-    return jnp.asarray(value, float) if isinstance(value, (list, tuple)) else value
+    return as_array(value, "law", float) if isinstance(value, (list, tuple)) else value
 
 
 class SpectralLaw(Printed):
@@ -237,7 +240,7 @@ class SpectralLaw(Printed):
         require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
         atom_index = atoms(values)
         atom_weights = np.bincount(atom_index, shares)
-        dtype = jnp.dtype(dtype or jnp.result_type(float))
+        dtype = float_dtype(dtype)
 
         def mean(values: Float[np.ndarray, " N *rest"]) -> Float[Array, " K *rest"]:
             """Return the mean of values at every atom."""
@@ -283,17 +286,17 @@ class SpectralLaw(Printed):
                 The check of the model refuses impossible moments: teacher means larger than its norm and the means
                 allow.
         """
-        dtype = jnp.dtype(dtype or jnp.result_type(float))
+        dtype = float_dtype(dtype)
         kinds, sizes = TokenClassMixture.of(sentences), {"S": len(np.atleast_1d(np.asarray(variances)))}
         fit = partial(shaped_array, sizes=sizes, on_host=True)
         gamma = positive(fit("variances", variances, "S"), "variances")
         encodings = fit("encodings", encodings, "L e")
         means = np.zeros((sizes["S"], sizes["e"])) if means is None else fit("means", means, "S e")
-        gram = fit("teacher", np.atleast_2d(np.asarray(teacher, float)), "t t")
+        gram = fit("teacher", teacher if np.ndim(teacher) else [[teacher]], "t t")
         shift = np.zeros((sizes["S"], len(gram)))
         if teacher_means is not None:
-            array = np.asarray(teacher_means, float)
-            shift = fit("teacher_means", array[:, None] if array.ndim == 1 else array, "S t")
+            shift = fit("teacher_means", teacher_means, "S" if np.ndim(teacher_means) == 1 else "S t")
+            shift = shift.reshape(len(shift), -1)
         vectors = np.concatenate([encodings, means])
         cross = np.concatenate([np.zeros((len(encodings), len(gram))), shift])
         atom = {"weights": 1.0, "gamma": gamma, "tau": vectors @ vectors.T, "pi": gram, "cross": cross}

@@ -16,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..base.errors import InputError, as_array, as_number, is_concrete, require, require_count, require_kind
+from ..base.errors import (
+    InputError,
+    as_array,
+    as_flag,
+    as_number,
+    float_dtype,
+    is_concrete,
+    require,
+    require_count,
+    require_kind,
+    require_promotion,
+)
 from ..base.linalg import precise
 from ..base.types import AnyArray, Number
 from .law import DType, Rows, SpectralLaw
@@ -95,9 +106,8 @@ class AttentionLayer(Model):
         Raises:
             InputError: an argument is out of range; the error names it.
         """
-        dtype = jnp.dtype(dtype or jnp.result_type(float))
-        if dtype not in (jnp.float32, jnp.float64):
-            raise InputError("dtype", f"must be float32 or float64, got dtype={dtype}")
+        require_promotion()
+        dtype = float_dtype(dtype)
         number_names = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")}
         extra_fields = {k: as_number(v, k, dtype) if k in number_names else v for k, v in extra_fields.items()}
         numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
@@ -114,7 +124,7 @@ class AttentionLayer(Model):
                 if not (value is default or (isinstance(value, float) and value == default)):
                     raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
             data: dict[str, Any] = {"sigma": None, "encodings": None, "teacher": None}
-            law = jax.tree.map(lambda a: jnp.asarray(a, dtype), law)
+            law = jax.tree.map(lambda a: as_array(a, "law", dtype), law)
         else:
             if encodings is None:
                 if len(A) != 2:
@@ -289,7 +299,7 @@ class UntiedDotProduct(AttentionLayer):
         return 1 if tied_teacher else 2
 
     def __check_init__(self) -> None:
-        require_kind(self.tied_teacher, "tied_teacher", bool, "True or False")
+        as_flag(self.tied_teacher, "tied_teacher")
         if not self.tied_teacher and self._teachers % 2:
             requirement = "must have as many columns for queries as for keys, or tied_teacher=True"
             raise InputError("teacher", f"{requirement}, got t = {self._teachers}")

@@ -25,7 +25,7 @@ from ..model.parameters import Parameter
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
 from ..theory.pool import run, run_one
-from ..theory.solve import Problem, branch_start, check_alpha
+from ..theory.solve import Problem, branch_start, check_alpha, check_start
 from ..theory.states import FixedPoint, State
 from .inputs import prepared
 from .secant import Secant
@@ -264,6 +264,7 @@ def trace_branch(
             start, or alpha, nodes, start, settings, step or points are of the wrong kind.
     """
     nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
+    branch = branch_of(branch).name
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
     require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
     value = Parameter(parameter).read(model, alpha, "parameter")
@@ -274,13 +275,12 @@ def trace_branch(
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
         coarse_path = Problem(model, a, nodes, free, settings).coarse_lane(branch_start(model, branch))
-        start = run_one(together([coarse_path]))[0].overlaps
-    elif isinstance(start, FixedPoint):
-        start = start.overlaps
-    assert isinstance(start, Overlaps)
+        overlaps = run_one(together([coarse_path]))[0].overlaps
+    else:
+        overlaps = check_start(model, start.overlaps if isinstance(start, FixedPoint) else start)
     setting = Setting(model, a, Parameter(parameter), free)
     return run(
-        _branch_path(setting, nodes, k, start, settings, (low, high), step, points) for k in range(nodes.replicates)
+        _branch_path(setting, nodes, k, overlaps, settings, (low, high), step, points) for k in range(nodes.replicates)
     )
 
 

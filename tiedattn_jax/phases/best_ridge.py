@@ -221,7 +221,7 @@ def prepared_search(
 ) -> Task:
     """Check the arguments of `best_ridge` and fill in defaults; the alpha of the result is one."""
     rule, tolerances = prepared(model, nodes, settings, size=size)
-    require_choice(branch, "branch", [*PAIR, None])
+    branch = require_choice(branch, "branch", [*PAIR, None])
     require_kind(number, "number", str, 'the name of a number, for instance "lam"')
     require(number != "alpha", "number", number, "a number of the model")
     parameter, fixed_model = Parameter(number), lax.stop_gradient(model)

@@ -141,18 +141,26 @@ class PhaseDiagram(Result):
         return self.gen_difference[0] < 0
 
     @property
+    def settled(self) -> Bool[np.ndarray, "Y X"]:
+        """Whether most replicates of each branch are solved to the accuracy of the nodes, or show that it is absent.
+
+        Other cells may count as states if their residual is small; their status says how the search ended.
+        """
+        status = self.cells["status"]
+        resolved = ~quorum(status > Status.stalled) | ~quorum(status != Status.absent)
+        return self.solved & np.all(resolved, 0)
+
+    @property
     def trusted(self) -> Bool[np.ndarray, "Y X"]:
         """Whether a cell can be relied on.
 
-        Three conditions hold: most replicates are solved to the accuracy of the nodes, the losses of the branches
+        Three conditions hold: the cell is `settled`, the losses of the branches
         differ by more than two error bars, and the replicon of the global minimum is below one.
         """
         difference, bar = self.loss_difference
         replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
-        status = self.cells["status"]
-        resolved = ~quorum(status > Status.stalled) | ~quorum(status != Status.absent)
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
-        return self.solved & np.all(resolved, 0) & decided & ~(replicon >= 1)
+        return self.settled & decided & ~(replicon >= 1)
 
     # Boundaries
 
@@ -224,8 +232,11 @@ class PhaseDiagram(Result):
         hint = "" if Path(path).exists() else ", where there is no file"
         text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{hint}"
         header, cells = unpacked(Path(path), InputError("path", text))
-        x, y = ((header[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
-        return cls(x, y, cells, header["attrs"])
+        try:
+            x, y = ((header[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
+            return cls(x, y, cells, header["attrs"])
+        except KeyError:  # another file of this library, such as a track
+            raise InputError("path", text) from None
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per cell: settings, region, and the numbers of both branches with their error bars."""
@@ -250,15 +261,20 @@ class PhaseDiagram(Result):
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l."""
+        """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l.
+
+        `untrusted` and `unsettled` are numbers of cells, see `trusted` and `settled`.
+        """
         fields: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
         for boundary in self._boundaries_if_any():
             fields |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
-        return {**fields, "regions": self._shares(), "status": self._outcome()}
+        counts = {"untrusted": int(np.sum(~self.trusted)), "unsettled": int(np.sum(~self.settled))}
+        return {**fields, "regions": self._shares(), **counts, "status": self._outcome()}
 
     def describe(self) -> Description:
         headline = f"{self.x[0]} x {self.y[0]}: {len(self.x[1])} x {len(self.y[1])} cells"
-        tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in self._shares().items()])]
+        counts = {**self._shares(), "not trusted, in any region": int(np.sum(~self.trusted))}
+        tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in counts.items()])]
         if boundaries := self._boundaries_if_any():
             rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
             for k, value in enumerate(boundaries[0].values):
@@ -274,7 +290,10 @@ class PhaseDiagram(Result):
         return {name: int(np.sum(self.region == code)) for code, name in enumerate(REGIONS)}
 
     def _outcome(self) -> str:
-        return "converged" if self.solved.all() else "some cells unsolved"
+        if not self.solved.all():
+            return "some cells unsolved"
+        count = int(np.sum(~self.settled))
+        return f"{count} of {self.settled.size} cells not settled" if count else "converged"
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """Return the `table` as CSV, and write it to `path` if given."""

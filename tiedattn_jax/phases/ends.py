@@ -12,7 +12,7 @@ import numpy as np
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import require, require_choice, require_kind
+from ..base.errors import as_flag, require, require_choice, require_kind
 from ..base.printing import Description, Printed, with_error
 from ..base.results import Settings, Status
 from ..model.overlaps import BRANCHES, PAIR, branch_of
@@ -99,7 +99,7 @@ def branch_ends(
     require_choice(curve.branch, "curve.branch", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
-    return run_one(_Ends(curve, nodes, settings, sensitivities).find_all())
+    return run_one(_Ends(curve, nodes, settings, as_flag(sensitivities, "sensitivities")).find_all())
 
 
 class _Ends:
@@ -125,6 +125,8 @@ class _Ends:
     def instability(self, guess: Guess, side: str) -> Path:
         """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
         transition = yield from self.find_event("instability", guess)
+        if not jnp.isfinite(transition.alpha):
+            transition = _between(transition, float(guess.low), float(guess.high))
         return [BranchEnd(transition, "instability", self.other_order, side)]
 
     def find_event(self, kind: str, guess: Guess) -> Path:
@@ -140,6 +142,7 @@ class _Ends:
         if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
             guesses = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (outer, inner))])
         fork = (yield from self.find_event("pitchfork", guesses[0])) if guesses else None
+        fork = fork if fork is not None and jnp.isfinite(fork.alpha) else None
         if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
             # The order parameter is not small next to the end, so the branch may turn back in a fold beyond the fork.
             fold = yield from self.fold(state, absent_point)
@@ -169,13 +172,18 @@ class _Ends:
         low, high = max(a - margin, 0.5 * a), b + margin
         guess = Guess(float(state.alpha), (state.replicates.overlaps,), low=low, high=high)
         fold = yield from self.find_event("fold", guess)
-        if bool(fold.ok):
-            return fold
-        middle, status = jnp.array(0.5 * (a + b)), jnp.asarray(int(Status.max_steps))
-        return dataclasses.replace(fold, alpha=middle, stderr=jnp.array(margin), status=status)
+        return fold if bool(fold.ok) else _between(fold, a, b)
 
     def growth(self, point: FixedPoint, order: str) -> float:
         return float(getattr(point.diagnostics, f"growth_{order}"))
 
     def size(self, point: FixedPoint) -> float:
         return float(jnp.max(jnp.abs(getattr(point.overlaps, self.order))))
+
+
+def _between(transition: Transition, low: float, high: float) -> Transition:
+    """Return an event that lies between two alphas but was not located; half of their distance is its error bar."""
+    middle, margin, status = 0.5 * (low + high), 0.5 * (high - low), int(Status.max_steps)
+    return dataclasses.replace(
+        transition, alpha=jnp.array(middle), stderr=jnp.array(margin), status=jnp.asarray(status)
+    )

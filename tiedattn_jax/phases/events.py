@@ -134,14 +134,14 @@ class Transition(Result):
     """An event in alpha.
 
     Attributes:
-        alpha: mean over the replicates of the averages. If no event was found: the alpha where the search ended, or
-            NaN.
+        alpha: mean over the replicates of the averages. If no event was found, this and all its derivatives and error
+            bars are NaN; `ended_at` is then the alpha where the search ended.
         stderr: error bar of `alpha`.
         sensitivities: d alpha / d (every number of the model), a pytree like the model; None if not requested.
         sensitivities_stderr: error bars of the sensitivities.
         status: `Status` as an integer; `absent` if there is no event where the search looked. If a branch was not
-            settled there, the question is open: this is then the status of that branch, and alpha is NaN. See `reason`.
-        branches: the states at `alpha` that define the event.
+            settled there, the question is open: this is then the status of that branch. See `reason`.
+        branches: the states at `alpha` that define the event, or those at `ended_at`.
         event: name in `EVENTS`, or "alpha_l".
     """
 
@@ -172,6 +172,12 @@ class Transition(Result):
         return Average(jnp.mean(shifts, -1, where=usable), error_bar(per_replicate))
 
     @property
+    def ended_at(self) -> Float[Array, "*batch"]:
+        """The alpha where a search that found no event ended; NaN if it found one, or solved no state."""
+        last = self.branches[0].alpha if self.branches else jnp.nan
+        return jnp.where(jnp.isnan(self.alpha), last, jnp.nan)
+
+    @property
     def reason(self) -> str:
         """Why the event was not found, in one sentence; empty if it was found. Needs a concrete result."""
         if self.status != Status.absent and jnp.isfinite(self.alpha):
@@ -198,6 +204,7 @@ class Transition(Result):
             "event": self.event,
             "alpha": float(self.alpha),
             "stderr": float(self.stderr),
+            "ended_at": float(self.ended_at),
             "rs_shift": float(shift.value),
             "rs_shift_stderr": float(shift.stderr),
             **{name: None if tree is None else numbers_by_name(tree) for name, tree in trees.items()},

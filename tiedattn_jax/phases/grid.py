@@ -15,11 +15,12 @@ from jaxtyping import Array, Bool, Float, PyTree, Real
 
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import InputError, require, require_count, require_kind
+from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.results import Settings, Status, has_state, quorum
 from ..base.store import VERSION, Store, fingerprint, named
 from ..base.trees import indexed, stacked
 from ..base.types import GivenArray
+from ..model.identity import identity
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
@@ -99,11 +100,12 @@ def phase_diagram(
     if width is not None:
         require_count(width, "width")
     require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
+    resume = as_flag(resume, "resume")
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
-    digest = fingerprint(grid.models, grid.alphas, nodes, settings, VERSION)
+    digest = fingerprint(identity(grid.at(0, 0)[0]), grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, digest, resume)
     cells = grid.solve(engine, store, progress)
     (cells,) = engine.run([grid.retry(cells, store)])
@@ -305,7 +307,8 @@ class _Grid(NamedTuple):
                 was_absent = is_absent(cell)
                 for source in sources:
                     tried.add((cell, source))
-                    name = f"{_RETRY}{len(tried):05d}"
+                    origin = "start" if source is None else "-".join(map(str, source))
+                    name = f"{_RETRY}{'-'.join(map(str, cell))}-from-{origin}"
                     if name not in attempts:
                         guess = None if source is None else _state_of(cells, source)
                         attempts[name] = yield from self.attempt(cell, guess, was_absent)

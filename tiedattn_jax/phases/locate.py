@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
 from ..averages.rule import Rule
-from ..base.errors import InputError
+from ..base.errors import InputError, as_flag
 from ..base.results import Settings, Status, error_bar, quorum
 from ..base.trees import indexed, stacked
 from ..base.types import AnyArray, GivenArray, Number
@@ -192,7 +192,8 @@ def find_zero(
         return Zero(alpha, states, value, by_model, by_alpha)
 
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
-    trial, xs = float(guess.alpha), tuple(with_replicate_axis(x, nodes.replicates) for x in guess.overlaps)
+    starts = _in_dtype_of(model, guess.overlaps)
+    trial, xs = float(guess.alpha), tuple(with_replicate_axis(x, nodes.replicates) for x in starts)
     last: Zero | None = None
     for _ in range(max_evaluations):
         zero = yield from evaluate(trial, xs)
@@ -209,6 +210,12 @@ def find_zero(
                 break
         trial = search.next()
     return zero if last is None else last
+
+
+def _in_dtype_of(model: Model, starts: tuple[Overlaps, ...]) -> tuple[Overlaps, ...]:
+    """Return overlaps in the dtype of the model; those of a model in another dtype are starts as well."""
+    dtype = model.lam.dtype
+    return jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), starts)
 
 
 def implicit_derivatives(
@@ -251,6 +258,7 @@ def find_event(
         InputError: the event is unknown, or the start does not belong to it.
     """
     nodes, settings = prepared(model, nodes, settings)
+    sensitivities = as_flag(sensitivities, "sensitivities")
     definition = event_of(event, model)
     guess = guess_of(definition, start)
     if guess is None:
@@ -284,9 +292,12 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
     worst = jnp.max(status)
     is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
     failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
+    # No number of an event that was not found may read like a result. A factor makes the derivatives NaN as well.
+    known = jnp.where(zero.converged, 1.0, jnp.nan).astype(roots.dtype)
+    sensitivities, bars = jax.tree.map(lambda a: known * a, (sensitivities, bars))
     return Transition(
-        alpha=jnp.where(zero.converged, jnp.nanmean(roots), jnp.where(jnp.any(is_unsettled), jnp.nan, alpha)),
-        stderr=error_bar(lax.stop_gradient(roots)),
+        alpha=known * jnp.nanmean(roots),
+        stderr=known * error_bar(lax.stop_gradient(roots)),
         sensitivities=sensitivities,
         sensitivities_stderr=bars,
         status=jnp.where(zero.converged, worst, failure_status),
@@ -323,7 +334,8 @@ def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Setti
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
     setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    x = jax.tree.map(lambda a: np.mean(a, 0), with_replicate_axis(guess.overlaps[0], nodes.replicates))
+    (start,) = _in_dtype_of(model, guess.overlaps)
+    x = jax.tree.map(lambda a: np.mean(a, 0), with_replicate_axis(start, nodes.replicates))
     limits = float(guess.low) or 0.5 * alpha, float(guess.high) if np.isfinite(guess.high) else 1.5 * alpha
     fold = yield from fold_near(setting, nodes, x, settings, limits)
     if fold is None:

@@ -124,7 +124,7 @@ def sweep(
             for m, a in zip(models, alphas, strict=True)
         ]
     else:
-        require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
+        event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
         event_of("semantic baseline" if event == ALPHA_L else event, models[0])
         paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {value:g}" for value in grid]

@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from scipy.interpolate import KroghInterpolator
 
 from ..averages.rule import Rule
-from ..base.errors import InputError, array_of, require, require_choice, require_kind
+from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
 from ..base.results import Settings
 from ..model.model import Model
 from ..model.parameters import Parameter
@@ -71,9 +71,10 @@ def trace_boundary(
             the model's range; there is no event at the first value (the message says what was found instead); nodes,
             start or settings are of the wrong kind.
     """
+    sensitivities = as_flag(sensitivities, "sensitivities")
     is_threshold = isinstance(event, str) and event in THRESHOLDS
     averages, settings = prepared(model, None if is_threshold else nodes, settings, _SETTINGS)
-    require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
+    event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
     if event == ALPHA_L or is_threshold:
         require_kind(start, "start", type(None), f'None for "{event}"')
     require_kind(parameter, "parameter", str, "the name of a number, for instance sigma")

@@ -67,7 +67,8 @@ def critical_alpha(
 
     Returns:
         A `Transition` with both branches at alpha_c. If no crossing lies in the bracket, its status is `absent`,
-        `alpha` is the end of the bracket beyond which the crossing would lie, and `reason` says what was found there.
+        `alpha` is NaN, `ended_at` is the end of the bracket beyond which the crossing would lie, and `reason` says what
+        was found there.
 
     Raises:
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.

@@ -39,8 +39,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
 
     The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
     the two is a minimum have a light colour with dots; cells in which neither is are grey. The right panel shows the
-    test error of the global minimum minus that of the linear baseline. Cells that are unsolved, or in which the
-    averages do not decide which minimum is lower, are hatched.
+    test error of the global minimum minus that of the linear baseline. Cells that are not `trusted` are hatched.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
@@ -86,7 +85,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
                 _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
         if not np.all(diagram.trusted):
-            legend["unsolved, or not decided by the averages"] = Patch(**HATCHED)
+            legend["not trusted: unsolved, not settled, or not decided by the averages"] = Patch(**HATCHED)
         handles, labels = left.get_legend_handles_labels()
         legend |= dict(zip(labels, handles, strict=True))
         figure.legend(legend.values(), legend.keys(), ncols=5, **LEGEND)

@@ -196,7 +196,7 @@ def solve_1rsb(
             not positive.
     """
     check(model, even=branch is not None)
-    require_choice(branch, "branch", (*PAIR, "uninformed"))
+    branch = require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))
     if not is_concrete(primals):

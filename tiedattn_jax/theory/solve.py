@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,7 +19,16 @@ from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import COARSE, Replicate, Rule, check_rule
-from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_number
+from ..base.errors import (
+    InputError,
+    as_array,
+    as_number,
+    is_concrete,
+    require,
+    require_kind,
+    require_number,
+    with_values,
+)
 from ..base.linalg import precise
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import either, indexed, repeated, stacked
@@ -131,14 +141,14 @@ def solve(
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
     check(model, even=branch is not None)
-    branch_of(branch)
+    branch = branch_of(branch).name
     alpha = check_alpha(model, alpha)
     if nodes is not None:
         check_rule(nodes, model)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     start = start.overlaps if isinstance(start, FixedPoint) else start
     if start is not None:
-        check_overlaps(model, start)
+        start = check_start(model, start)
     if rtol is not None:
         _check_rtol(model, alpha, nodes, rtol)
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
@@ -423,9 +433,15 @@ def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
     return alpha
 
 
-def check_overlaps(model: Model, start: Overlaps) -> None:
-    """Raise an `InputError` about "start" unless `start` are overlaps that a student of `model` can have."""
+def check_start(model: Model, start: Overlaps) -> Overlaps:
+    """Return overlaps in the model's dtype.
+
+    Raises:
+        InputError: if they are of another kind or shape, or not admissible.
+    """
     require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
+    with with_values() if is_concrete(start) else nullcontext():
+        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
     for name, expected in shapes_of(model).items():
         actual = jnp.shape(getattr(start, name))
         if actual != expected:
@@ -436,3 +452,4 @@ def check_overlaps(model: Model, start: Overlaps) -> None:
             is_admissible = finite and bool(admissible(model, start))
         if not is_admissible:
             raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
+    return start

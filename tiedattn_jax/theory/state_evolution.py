@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from ..averages.default import default_nodes
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule, check_rule
-from ..base.errors import InputError, require_count, require_kind
+from ..base.errors import InputError, require_count
 from ..base.printing import Description, rows_of
 from ..base.results import Replicated, Status
 from ..base.trees import either, indexed
@@ -28,7 +28,7 @@ from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Overlaps, admissible, branch_of, impose, label
 from .equations import Equations
-from .solve import branch_start, check_alpha, check_overlaps
+from .solve import branch_start, check_alpha, check_start
 from .states import FixedPoint
 
 _SETTLED = 1e-8  # relative change of the order parameters in an iteration, at the end, that counts as convergence
@@ -125,8 +125,7 @@ def state_evolution(
     if isinstance(start, str):
         start = branch_start(model, branch_of(start).name)
     start = start.overlaps if isinstance(start, FixedPoint) else start
-    require_kind(start, "start", Overlaps, "Overlaps, a FixedPoint, or the name of a branch")
-    check_overlaps(model, start)
+    start = check_start(model, start)
     if start.m.ndim != 2:
         raise InputError("start", f"must be one set of overlaps, with m of shape (L, r), got shape {start.m.shape}")
     if nodes is None:
