@@ -310,11 +310,19 @@ class PhaseDiagram(Result):
         coords = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
         return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
 
-    def plot(self, boundaries: Sequence[Boundary] = ()) -> Any:
-        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`."""
+    def plot(self, boundaries: Sequence[Boundary] = (), ax: Any = None) -> Any:
+        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
+                "gen_error", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.diagrams import diagram_figure
 
-        return diagram_figure(self, boundaries)
+        return diagram_figure(self, boundaries, ax=ax)
 
 
 def _spline(

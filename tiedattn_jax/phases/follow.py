@@ -245,15 +245,20 @@ class Curve(Printed):
             solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         return Description(headline, solved, tables=[("", states_table(self.points, self.parameter, grid))])
 
-    def plot(self, optimal: Any = None) -> Any:
+    def plot(self, optimal: Any = None, ax: Any = None) -> Any:
         """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`.
 
         Args:
             optimal: the Bayes-optimal learner along alpha, whose error is then drawn as well.
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order", "train_loss" and
+                "gen_error", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
         """
         from ..plotting.branches import branch_figure
 
-        return branch_figure([self], optimal=optimal)
+        return branch_figure([self], optimal=optimal, ax=ax)
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:
