@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import matplotlib
 import pytest
 
 import tiedattn_jax as ta
@@ -92,11 +93,12 @@ def numbers_agree(printed: re.Match, shown: re.Match) -> bool:
 
 @pytest.fixture
 def isolated(tmp_path, monkeypatch):
-    """A working folder and a home of the test's own; programs are stored where they were."""
+    """A working folder, a home and settings of matplotlib of the test's own; programs are stored where they were."""
     cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    yield
+    with matplotlib.rc_context():
+        yield
     jax.config.update("jax_compilation_cache_dir", cache)
     compiled.Traced.folder = traced
     jax.config.update("jax_disable_most_optimizations", False)

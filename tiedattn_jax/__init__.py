@@ -10,7 +10,8 @@ passing and training follow from it. The public functions by task:
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
-    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
+    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram
+    files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
@@ -41,6 +42,7 @@ from .averages.sizes import SIZES as SIZES
 from .base.errors import InputError as InputError
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
+from .base.saved import load as load
 from .base.store import VERSION as VERSION
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
 from .bayes.nodes import posterior_pair as posterior_pair

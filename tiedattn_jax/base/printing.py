@@ -1,4 +1,4 @@
-"""Printing of results: numbers with error bars, tables, and for each result one line and one page."""
+"""Printing of results: numbers with error bars, tables, and for each result one line and one page; and their files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import abc
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -14,6 +15,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Shaped
 
+from .errors import require_kind
+from .saved import load, pack
+from .store import write_whole
 from .types import Number
 
 _ENTRIES = 4  # number of entries of an axis that are shown
@@ -31,6 +35,7 @@ WORDS = {
     "shift": "distance of the value matrix from the identity",
 }
 Row = tuple[str, ...]
+T = TypeVar("T")
 Numbers: TypeAlias = Shaped[ArrayLike, "..."] | Sequence  # what `numpy.asarray` makes an array of numbers
 
 
@@ -89,6 +94,37 @@ class Printed(eqx.Module):
         ]
         return "\n".join(filter(None, parts))
 
+    def save(self, path: Path | str) -> None:
+        """Write the result to one .npz file, whole or not at all; `tiedattn_jax.load` reads it.
+
+        Raises:
+            InputError: a part of it, such as a function in a model of the user's, cannot be saved.
+        """
+        write_whole(Path(path), pack(self))
+
+    @classmethod
+    def load(cls: type[T], path: Path | str) -> T:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing, damaged, or holds something else; or it needs a class of the user's that
+                has not been defined.
+        """
+        result: Any = load(path)
+        require_kind(result, "path", cls, f"a file of a {cls.__name__}")
+        return result
+
+    def __eq__(self, other: object) -> Any:
+        """Whether all numbers are the same; NaN equals NaN. While jax traces, equality is that of equinox."""
+        if type(self) is not type(other) or not all(map(_is_known, jax.tree.leaves((self, other)))):
+            return super().__eq__(other)
+        structures: Any = jax.tree.structure(self), jax.tree.structure(other)
+        if structures[0] != structures[1]:
+            return False
+        return all(map(_same, jax.tree.leaves(self), jax.tree.leaves(other)))
+
+    __hash__ = eqx.Module.__hash__
+
     def __str__(self) -> str:
         return self.summary()
 
@@ -119,6 +155,12 @@ def _is_known(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
     return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two leaves have the same shape, type and numbers; NaN equals NaN."""
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
 def with_error(value: Number, error: Number = 0.0) -> str:

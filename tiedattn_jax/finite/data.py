@@ -67,7 +67,7 @@ class Data(Printed):
 
     Attributes:
         x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``.
-        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``.
+        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``, or None if only exact labels are known.
         teacher: Q*, or None if it is not known; the overlap theta is then NaN.
         encodings: the positional encodings p_l, of norm O(1): their entries are O(1 / sqrt(d)). Zero by default.
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l: (L, d), or (L, 1) if Sigma_l is a
@@ -79,12 +79,12 @@ class Data(Printed):
         classes: class of every token, integers below S; given together with `means`.
 
     Raises:
-        InputError: if shapes do not fit, entries are not finite, variances are not positive, or classes are not
-            integers from 0 to S - 1.
+        InputError: if shapes do not fit, entries are not finite, variances are not positive, classes are not integers
+            from 0 to S - 1, or there are neither fields nor labels.
     """
 
     x: Float[Array, "L n d"]
-    y: Float[Array, "n L t"]
+    y: Float[Array, "n L t"] | None
     teacher: Float[Array, "d t"] | None
     encodings: Float[Array, "L d"]
     gamma: Float[Array, "S #d"]
@@ -96,7 +96,7 @@ class Data(Printed):
     def __init__(
         self,
         x: Real[AnyArray, "L n d"],
-        y: Real[AnyArray, "n L t"],
+        y: Real[AnyArray, "n L t"] | None,
         teacher: Real[AnyArray, "d t"] | None = None,
         encodings: Real[AnyArray, "L d"] | None = None,
         gamma: Real[AnyArray, "S #d"] | None = None,
@@ -111,12 +111,16 @@ class Data(Printed):
         requirement = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", requirement)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
-        if L != n and np.shape(y)[:2] == (L, n):
+        if L != n and y is not None and np.shape(y)[:2] == (L, n):
             requirement = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
             raise InputError(
                 "x", f"{requirement}, got sentences first, shape {x.shape}: use Data.from_sentences for such"
             )
-        self.y = fit("y", y, "n L t")
+        if y is None and labels is None:
+            raise InputError("y", "must be given, (n, L, t), where there are no labels, got y=None")
+        if y is None and teacher is not None:
+            raise InputError("y", "must be given beside a teacher, got y=None: see Data.from_sentences")
+        self.y = None if y is None else fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
         self.means, self.classes = None, None
@@ -152,15 +156,18 @@ class Data(Printed):
     ) -> Data:
         """Make data from raw sentences, in the notation of the paper.
 
+        Exact labels alone are enough for ``train(..., exact=True)``, `train_value` and `linear_baseline`. What needs
+        the teacher's fields then raises an error, and overlaps with the teacher are NaN.
+
         Args:
             inputs: sentences x without their positional encodings. They contain the means of their classes.
             labels: exact labels, if there are any.
-            teacher: Q*.
+            teacher: Q*, if it is known.
             fields: local fields of the teacher; by default ``x Q* / sqrt(d)``.
             encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
-            InputError: if shapes do not fit, entries are not finite, or both `teacher` and `fields` are missing.
+            InputError: if shapes do not fit, entries are not finite, or `labels`, `teacher` and `fields` are all missing.
         """
         sizes: dict[str, int] = {}
         inputs = shaped_array("inputs", inputs, "n L d", sizes)
@@ -172,18 +179,17 @@ class Data(Printed):
         elif teacher is not None:
             teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
-        else:
-            requirement = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
-            raise InputError("fields", requirement)
+        elif labels is None:
+            raise InputError("labels", "(n, L, d), or a teacher, (d, t), or fields, (n, L, t), must be given, got none")
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Sizes (L, n, d, t)."""
+        """Sizes (L, n, d, t); t is one if neither teacher nor fields are known."""
         L, n, d = self.x.shape
-        return L, n, d, self.y.shape[-1]
+        return L, n, d, 1 if self.y is None else self.y.shape[-1]
 
     @property
     def alpha(self) -> float:
@@ -240,7 +246,16 @@ class Data(Printed):
 
     @property
     def fields(self) -> Float[Array, "L t n"]:
-        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`."""
+        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`.
+
+        Raises:
+            InputError: if only exact labels are known.
+        """
+        if self.y is None:
+            requirement = "must have a teacher or its fields for everything but training on exact labels, exact=True"
+            raise InputError(
+                "data", f"{requirement}, got labels only: see Data.from_sentences(teacher=..., fields=...)"
+            )
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
@@ -282,6 +297,7 @@ class Data(Printed):
     def describe(self) -> Description:
         L, n, d = self.x.shape
         contents = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
+        contents += " only" if self.y is None else ""
         shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
         return Description(f"{shape}, with {contents}" if contents else shape)
 
@@ -336,5 +352,5 @@ def shard(data: Data) -> Data:
 
     noise = None if data.noise is None else put(data.noise, 0)
     labels = jax.tree.map(lambda a: put(a, a.ndim - 1), data.labels)
-    sharded = put(data.x, 1), put(data.y, 0), noise, labels
+    sharded = put(data.x, 1), None if data.y is None else put(data.y, 0), noise, labels
     return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), data, sharded, is_leaf=lambda leaf: leaf is None)

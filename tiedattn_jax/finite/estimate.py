@@ -63,7 +63,9 @@ class Estimate(Result):
     def describe(self) -> Description:
         d, r = self.Q.shape
         title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
-        return Description(title, self.status_name, rows_of(self._numbers()))
+        unknown = bool(np.all(np.isnan(self.overlaps.theta))) and bool(np.all(np.isfinite(self.Q)))
+        details = [("theta", "", "not known without the teacher")] if unknown else []
+        return Description(title, self.status_name, rows_of(self._numbers()), details)
 
 
 def check_estimate(name: str, model: Model, data: Data, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
@@ -84,12 +86,13 @@ def check_fit(model: Model, data: Data) -> None:
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
-    if dims != (L, t):
+    if dims[0] != L or (data.y is not None and dims[1] != t):
         requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
         raise InputError(
             "data", f"{requirement}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)"
         )
-    if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
+    noise = 0 if data.noise is None else data.noise.shape[2]
+    if noise != model.noise and data.y is not None:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
     dtype = jnp.result_type(model.lam)
@@ -160,5 +163,5 @@ def _scales(model: Model, data: Data) -> tuple[Float[Array, ""], ...]:
         variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
     else:
         variance = jnp.mean((student_fields(data.x, data.teacher) - (p @ data.teacher)[:, :, None]) ** 2)
-    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
+    fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
     return norm, law_norm, square / (L * n * jnp.mean(model.trace)), fields
