@@ -19,7 +19,7 @@ passing and training follow from it. The public functions by task:
     learning dynamics               sgd, small_start, separation, population; span_fields
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
-    finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
+    finite size     sample_data, Data, diagnose, realised, raw_labels, shard, gamp, train, risk, run_instances
                     train_value, heldout_error, linear_baseline
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
@@ -63,6 +63,7 @@ from .dynamics.small_start import (
 from .dynamics.spans import span_fields as span_fields
 from .dynamics.trajectory import Crossing as Crossing, Student as Student, Trajectory as Trajectory
 from .finite.data import Data as Data, shard as shard
+from .finite.diagnosis import Diagnosis as Diagnosis, Finding as Finding, diagnose as diagnose
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,
     heldout_error as heldout_error,

@@ -110,7 +110,7 @@ def test_exact_labels_alone(model, data):
         lambda: ta.raw_labels(model, alone),
         lambda: ta.risk(model, alone, Q),
     ):
-        with pytest.raises(ta.InputError, match="data must have a teacher or its fields .* got labels only"):
+        with pytest.raises(ta.InputError, match=r"data must have a teacher or its fields .* got labels only"):
             call()
     for call in (lambda: ta.train(model, alone, **options), lambda: ta.realised(model, alone)):
         with pytest.raises(ta.InputError, match="teacher must be known"):
@@ -118,9 +118,9 @@ def test_exact_labels_alone(model, data):
 
 
 def test_neither_fields_nor_labels(data):
-    with pytest.raises(ta.InputError, match=r"labels \(n, L, d\), or a teacher, .* must be given"):
+    with pytest.raises(ta.InputError, match=r"labels must be given, \(n, L, d\), or teacher, .*, got none"):
         ta.Data.from_sentences(data.inputs())
-    with pytest.raises(ta.InputError, match="y must be given, .* where there are no labels"):
+    with pytest.raises(ta.InputError, match=r"y must be given, .* where there are no labels"):
         ta.Data(data.x, None)
     with pytest.raises(ta.InputError, match="y must be given beside a teacher"):
         ta.Data(data.x, None, data.teacher, labels=data.labels)

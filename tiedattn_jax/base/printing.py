@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ WORDS = {
 }
 Row = tuple[str, ...]
 T = TypeVar("T")
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 Numbers: TypeAlias = Shaped[ArrayLike, "..."] | Sequence  # what `numpy.asarray` makes an array of numbers
 
 
@@ -116,12 +118,8 @@ class Printed(eqx.Module):
 
     def __eq__(self, other: object) -> Any:
         """Whether all numbers are the same; NaN equals NaN. While jax traces, equality is that of equinox."""
-        if type(self) is not type(other) or not all(map(_is_known, jax.tree.leaves((self, other)))):
-            return super().__eq__(other)
-        structures: Any = jax.tree.structure(self), jax.tree.structure(other)
-        if structures[0] != structures[1]:
-            return False
-        return all(map(_same, jax.tree.leaves(self), jax.tree.leaves(other)))
+        is_known = all(map(_is_known, jax.tree.leaves((self, other))))
+        return _same(self, other) if is_known else super().__eq__(other)
 
     __hash__ = eqx.Module.__hash__
 
@@ -158,9 +156,19 @@ def _is_known(leaf: Any) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return whether two leaves have the same shape, type and numbers; NaN equals NaN."""
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    """Return whether two results, or parts of them, are equal; NaN equals NaN, and arrays have the same dtype."""
+    if isinstance(a, _ARRAYS) and isinstance(b, _ARRAYS):
+        x, y = np.asarray(a), np.asarray(b)
+        return x.dtype == y.dtype and np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, eqx.Module):  # cached properties do not count
+        return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))
 
 
 def with_error(value: Number, error: Number = 0.0) -> str:

@@ -128,7 +128,7 @@ class Data(Printed):
             self.means, self.classes = fit("means", means, "S d"), _classes(classes, n, L, sizes["S"])
         axis = "L" if self.means is None else "S"
         if gamma is None:
-            gamma = self._variances()
+            gamma = self.variances()
         self.gamma = fit("gamma", gamma, f"{axis} 1" if jnp.shape(gamma) == (sizes[axis], 1) else f"{axis} d")
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
@@ -167,7 +167,7 @@ class Data(Printed):
             encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
-            InputError: if shapes do not fit, entries are not finite, or `labels`, `teacher` and `fields` are all missing.
+            InputError: if shapes do not fit, entries are not finite, or labels, teacher and fields are all missing.
         """
         sizes: dict[str, int] = {}
         inputs = shaped_array("inputs", inputs, "n L d", sizes)
@@ -180,7 +180,7 @@ class Data(Printed):
             teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
         elif labels is None:
-            raise InputError("labels", "(n, L, d), or a teacher, (d, t), or fields, (n, L, t), must be given, got none")
+            raise InputError("labels", "must be given, (n, L, d), or teacher, (d, t), or fields, (n, L, t), got none")
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)
@@ -284,7 +284,7 @@ class Data(Printed):
         """Encodings, variances and means of the law of the sentences."""
         return Population(self.encodings, self.gamma, self.means)
 
-    def _variances(self) -> Float[Array, "S 1"]:
+    def variances(self) -> Float[Array, "S 1"]:
         """Estimate the variance of a coordinate of every token, or of every class of tokens."""
         token = self.x * self.x.shape[2] ** 0.5 - self.encodings[:, None]
         if self.means is None or self.classes is None:
