@@ -6,6 +6,8 @@ shows what it prints. A block behind the line `<!-- not run: reason -->` is left
     python tests/test_pages.py docs/start.md ...     # writes what the blocks print, and save, into the pages
 """
 
+import ast
+import builtins
 import contextlib
 import io
 import pkgutil
@@ -133,6 +135,19 @@ def test_what_counts_as_the_same_output():
         ("1.5 2.5", "1.5", False),
     ):
         assert texts_agree(printed, shown) is expected, (printed, shown)
+
+
+def test_blocks_of_the_readme_run_alone():
+    """Every block of README defines or imports all names that it uses: readers copy single blocks."""
+    for program in programs((ROOT / "README.md").read_text()):
+        tree = ast.parse(program.code)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        known = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+        known |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        known |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        known |= {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+        assert {node.id for node in names} <= known, f"README.md:{program.line}"
 
 
 def anchors(page: Path) -> set[str]:
