@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from importlib import metadata
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from ..base.printing import table
@@ -41,9 +41,10 @@ def check_machine() -> tuple[bool, str]:
         error = abs(value / known - 1)
         works &= bool(np.isfinite(value)) and error < _TOLERANCE
         rows.append((name, f"{value:.8g}", f"{known:.8g}", f"{error:.0e}"))
-    folder = jax.config.jax_compilation_cache_dir
+    jaxlib = metadata.version("jaxlib")
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
     setting = [
-        ("versions", f"tiedattn_jax {VERSION}, jax {jax.__version__}, jaxlib {jaxlib.__version__}"),
+        ("versions", f"tiedattn_jax {VERSION}, jax {jax.__version__}, jaxlib {jaxlib}"),
         (
             "device",
             f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {os.cpu_count()} cores of the host",

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reported in two lines on stderr; it is raised instead if the environment variable TIEDATTN_TRACEBACK is set.
 
     Raises:
-        SystemExit: with exit code 2 after bad input, which is reported in one line on stderr; after ``--check``, with 0,
+        SystemExit: with exit code 2 after bad input, which is reported in one line on stderr; after ``--check`` with 0,
             or 1 if the numbers of this machine are wrong.
     """
     if signal.getsignal(signal.SIGINT) is ended:  # this handler was for the import of the library only

@@ -82,8 +82,8 @@ class Diagnosis(Printed):
         for name, finding in vars(self).items():
             mark = "differs: " if finding.flagged else ""
             rows.append((name, f"{finding.value:.3g}", f"{finding.expected:.3g}", mark + finding.text))
-        count = len(self.flagged)
-        return Description("sentences and the law of the model", f"{count} differ" if count else "agree", rows)
+        outcome = "agree" if self.ok else f"differ in {', '.join(self.flagged)}"
+        return Description("sentences and the law of the model", outcome, tables=[("", rows)])
 
 
 def diagnose(model: Model, data: Data) -> Diagnosis:
