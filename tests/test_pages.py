@@ -6,6 +6,8 @@ shows what it prints. A block behind the line `<!-- not run: reason -->` is left
     python tests/test_pages.py docs/start.md ...     # writes what the blocks print, and save, into the pages
 """
 
+import ast
+import builtins
 import contextlib
 import io
 import pkgutil
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import matplotlib
 import pytest
 
 import tiedattn_jax as ta
@@ -92,11 +95,12 @@ def numbers_agree(printed: re.Match, shown: re.Match) -> bool:
 
 @pytest.fixture
 def isolated(tmp_path, monkeypatch):
-    """A working folder and a home of the test's own; programs are stored where they were."""
+    """A working folder, a home and settings of matplotlib of the test's own; programs are stored where they were."""
     cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    yield
+    with matplotlib.rc_context():
+        yield
     jax.config.update("jax_compilation_cache_dir", cache)
     compiled.Traced.folder = traced
     jax.config.update("jax_disable_most_optimizations", False)
@@ -131,6 +135,19 @@ def test_what_counts_as_the_same_output():
         ("1.5 2.5", "1.5", False),
     ):
         assert texts_agree(printed, shown) is expected, (printed, shown)
+
+
+def test_blocks_of_the_readme_run_alone():
+    """Every block of README defines or imports all names that it uses: readers copy single blocks."""
+    for program in programs((ROOT / "README.md").read_text()):
+        tree = ast.parse(program.code)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        known = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+        known |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        known |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        known |= {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+        assert {node.id for node in names} <= known, f"README.md:{program.line}"
 
 
 def anchors(page: Path) -> set[str]:

@@ -11,7 +11,8 @@ passing and training follow from it. The public functions by task:
     iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
-    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, PhaseDiagram.load
+    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram
+    files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
@@ -20,7 +21,7 @@ passing and training follow from it. The public functions by task:
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
-    finite size     sample_data, Data, realised, raw_labels, shard, gamp, train, risk, run_instances
+    finite size     sample_data, Data, diagnose, realised, raw_labels, shard, gamp, train, risk, run_instances
                     sample_on_demand, DataOnDemand for dimensions whose sentences do not fit into memory
                     train_value, heldout_error, linear_baseline
     counting task   histogram
@@ -44,6 +45,7 @@ from .averages.sizes import SIZES as SIZES
 from .base.errors import InputError as InputError
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
+from .base.saved import load as load
 from .base.store import VERSION as VERSION
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
 from .bayes.nodes import posterior_pair as posterior_pair
@@ -71,6 +73,7 @@ from .dynamics.small_start import (
 from .dynamics.spans import span_fields as span_fields
 from .dynamics.trajectory import Crossing as Crossing, Student as Student, Trajectory as Trajectory
 from .finite.data import Data as Data, shard as shard
+from .finite.diagnosis import Diagnosis as Diagnosis, Finding as Finding, diagnose as diagnose
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,
     heldout_error as heldout_error,

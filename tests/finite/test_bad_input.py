@@ -129,7 +129,7 @@ ROWS = [
     (lambda c: Data(c.x[..., :1], c.y), "x", "in d >= 2 dimensions"),
     (lambda c: Data(c.x, c.y, labels=c.y), "labels", r"must be Labels: see Data.from_sentences"),
     (lambda c: Data(c.x, c.y, labels=eqx.tree_at(lambda o: o.gram, c.labels, np.ones((2, 2, 3)))), "labels.gram", "sh"),
-    (lambda c: Data.from_sentences(c.data.inputs()), "fields", "must be given"),
+    (lambda c: Data.from_sentences(c.data.inputs()), "labels", "must be given"),
     (lambda c: Data.from_sentences(c.data.inputs(), fields=c.y[1:]), "fields", "must have shape"),
     (lambda c: Data.from_sentences(c.data.inputs(), c.y, fields=c.y), "labels", "must have shape"),
     (lambda c: c.nameless.rho, "teacher", "must be known for its overlaps"),

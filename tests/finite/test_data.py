@@ -80,3 +80,47 @@ def test_estimates_are_cast_and_checked(model, data):
     with pytest.raises(InputError, match="Q must be finite, got 400 entries") as raised:
         check_estimate("Q", model, data, jnp.full((400, 1), jnp.nan))
     assert raised.value.argument == "Q"
+
+
+def test_exact_labels_alone(model, data):
+    """Without teacher and fields, training on exact labels does the same; what needs them says so."""
+    inputs, labels = data.inputs(), ta.raw_labels(model, data)
+    whole = ta.Data.from_sentences(inputs, labels, teacher=data.teacher, encodings=data.encodings)
+    alone = ta.Data.from_sentences(inputs, labels, encodings=data.encodings)
+    assert alone.y is None and "with labels only" in repr(alone) and "with teacher and labels" in repr(whole)
+    Q = 0.3 * whole.teacher
+    options = {"optimizer": "lbfgs", "steps": 20, "exact": True}
+    expected, result = (ta.train(model, sentences, Q, **options) for sentences in (whole, alone))
+    np.testing.assert_array_equal(result.Q, expected.Q)
+    np.testing.assert_array_equal(result.losses, expected.losses)
+    np.testing.assert_array_equal(result.overlaps.m, expected.overlaps.m)
+    assert np.isnan(result.overlaps.theta).all() and np.isfinite(expected.overlaps.theta).all()
+    assert "not known without the teacher" in str(result) and "not known" not in str(expected)
+    assert "theta" not in result.to_dict()
+    baselines = [ta.linear_baseline(sentences) for sentences in (whole, alone)]
+    np.testing.assert_array_equal(baselines[0].W, baselines[1].W)
+    assert ta.shard(alone).y is None
+    with_values = ta.train_value(model, alone, Q, labels=labels, optimizer="lbfgs", steps=2)
+    assert np.isfinite(with_values.train_loss) and np.isnan(with_values.overlaps.theta).all()
+    positional = ta.train(model, alone, "positional", **{**options, "steps": 2})
+    assert positional.iterations == 2
+    for call in (
+        lambda: ta.train(model, alone, Q),
+        lambda: ta.gamp(model, alone, Q),
+        lambda: ta.raw_labels(model, alone),
+        lambda: ta.risk(model, alone, Q),
+    ):
+        with pytest.raises(ta.InputError, match=r"data must have a teacher or its fields .* got labels only"):
+            call()
+    for call in (lambda: ta.train(model, alone, **options), lambda: ta.realised(model, alone)):
+        with pytest.raises(ta.InputError, match="teacher must be known"):
+            call()
+
+
+def test_neither_fields_nor_labels(data):
+    with pytest.raises(ta.InputError, match=r"labels must be given, \(n, L, d\), or teacher, .*, got none"):
+        ta.Data.from_sentences(data.inputs())
+    with pytest.raises(ta.InputError, match=r"y must be given, .* where there are no labels"):
+        ta.Data(data.x, None)
+    with pytest.raises(ta.InputError, match="y must be given beside a teacher"):
+        ta.Data(data.x, None, data.teacher, labels=data.labels)

@@ -3,6 +3,7 @@
 import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -230,3 +231,28 @@ def test_what_is_told_of_a_diagram():
     assert ta.PhaseDiagram(diagram.x, diagram.y, unsolved, diagram.attrs).to_dict()["status"] == "some cells unsolved"
     elsewhere = ta.PhaseDiagram(("sigma", ALPHA), diagram.y, diagram.cells, diagram.attrs)
     assert "alpha_c" not in elsewhere.to_dict() and "alpha_c" not in elsewhere.summary()
+
+
+def test_error_bars_have_the_dtype_of_the_means():
+    """Also in a process without `jax_enable_x64`, and with the same digits."""
+    diagram = known_diagram()
+    rng = np.random.default_rng(1)
+    diagram.cells["train_loss"][:] = 2e-3 + 1e-9 * rng.normal(size=diagram.cells["train_loss"].shape)
+    bars = diagram.stderr("train_loss")
+    jax.config.update("jax_enable_x64", False)
+    try:
+        single = diagram.stderr("train_loss")
+        pairs = [diagram.loss_difference, diagram.gen_difference]
+        boundary = diagram.alpha_c()
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    assert single.dtype == diagram.mean("train_loss").dtype == boundary.stderr.dtype == np.float64
+    assert all(value.dtype == bar.dtype == np.float64 for value, bar in pairs)
+    np.testing.assert_allclose(single, bars, rtol=1e-5)  # of losses in float32 one bar would be .1 of their rounding
+
+
+def test_a_table_is_a_data_frame():
+    """One row per cell, of plain numbers and texts: what `pandas.DataFrame` takes."""
+    rows = known_diagram().table()
+    assert len({tuple(row) for row in rows}) == 1 and len(rows) == 30
+    assert all(np.ndim(value) == 0 for row in rows for value in row.values())

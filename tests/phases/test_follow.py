@@ -1,5 +1,7 @@
 """A branch followed from one setting to the next: the step that grids and curves share."""
 
+import csv
+import json
 import operator
 
 import equinox as eqx
@@ -240,3 +242,42 @@ def test_a_learnt_state_is_the_last(model, state):
     np.testing.assert_array_equal(after.last.q, state.overlaps.q)
     np.testing.assert_array_equal(after.before.q, jnp.broadcast_to(start.q, after.before.q.shape))
     np.testing.assert_array_equal((after.value_before, after.value, after.count), [[0.5] * 4, [1.0] * 4, [2] * 4])
+
+
+def curve():
+    """Two points in sigma, of which the second has no state."""
+    state = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
+    gone = made.fixed_point(status=jnp.full(4, int(ta.Status.absent)))
+    return ta.Curve("semantic", (state, gone), "sigma", np.array([0.5, 0.6]))
+
+
+def test_a_curve_is_a_sequence_of_states():
+    line = curve()
+    assert len(line) == 2 and list(line) == list(line.points) and line[-1] == line.points[1]
+
+
+def test_a_curve_as_a_table(tmp_path):
+    line, state = curve(), curve()[0]
+    first, second = line.table()
+    assert list(first) == list(second) and all(np.ndim(value) == 0 for value in first.values())
+    assert (first["sigma"], first["alpha"], first["branch"], first["exists"]) == (0.5, 2.0, "semantic", True)
+    assert first["train_loss"] == float(state.train_loss) and first["theta_0"] == first["theta_1"] == float(state.theta)
+    assert first["train_loss_stderr"] == float(state.stderr.train_loss) > 0
+    assert (second["exists"], second["status"]) == (False, "absent") and np.isnan(second["train_loss"])
+    text = line.to_csv(tmp_path / "curve.csv")
+    assert (tmp_path / "curve.csv").read_text() == text and line.to_csv() == text
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len(rows) == 2 and float(rows[0]["theta_1"]) == first["theta_1"] and rows[1]["status"] == "absent"
+
+
+def test_a_curve_as_a_dataset():
+    pytest.importorskip("xarray")
+    line = curve()
+    data = line.to_xarray()
+    assert data.theta.dims == ("sigma", "token", "column", "teacher_column") and data.train_loss.dims == ("sigma",)
+    point = data.sel(sigma=0.5)
+    assert float(point.train_loss) == float(line[0].train_loss) and bool(point.exists)
+    assert float(point.gen_error_stderr) == float(line[0].stderr.gen_error)
+    assert np.isnan(data.sel(sigma=0.6).q).all() and not data.sel(sigma=0.6).exists
+    assert int(data.sel(sigma=0.6).status) == ta.Status.absent and "absent" in data.status.flag_meanings
+    assert json.loads(data.attrs["branch"]) == "semantic" and json.loads(data.attrs["model"]) == "DotProduct"

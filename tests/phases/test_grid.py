@@ -283,6 +283,27 @@ def test_a_track_that_fails_is_named_and_the_others_are_kept(canned, model, line
     assert calls == [(k, 16) for k in (12, 13, 14, 15, 16)]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupt_says_what_is_kept(canned, model, lines, tmp_path, kept):
+    """Ctrl-C reaches the caller, with a note; with a folder, finished tracks are there and the call goes on."""
+
+    def interrupt(done, total):
+        if done > 4:
+            raise KeyboardInterrupt
+
+    folder = {"out": tmp_path} if kept else {}
+    with pytest.raises(KeyboardInterrupt) as raised:
+        solve_grid(model, lines, progress=interrupt, **folder)
+    (note,) = raised.value.__notes__
+    assert ("resume=True goes on from there" in note and str(tmp_path) in note) == kept
+    assert ("nothing is kept" in note) != kept
+    if kept:
+        assert len(list(tmp_path.glob("track-*"))) == 1
+        done = []
+        solve_grid(model, lines, resume=True, progress=lambda *c: done.append(c), **folder)
+        assert done[0] == (4, 16) and done[-1] == (16, 16)
+
+
 def test_searches_at_once_and_devices_arrive(canned, model, lines, monkeypatch):
     calls = []
 

@@ -315,7 +315,7 @@ def test_models_of_a_list_are_of_one_kind(model, lines, monkeypatch):
     def forbidden(*_):
         raise AssertionError("something was solved before the models were checked")
 
-    monkeypatch.setattr(sweep_module, "_run_paths", forbidden)
+    monkeypatch.setattr(sweep_module, "run_settings", forbidden)
     foreign_models = (
         ta.dot_product(rank=2),
         eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),

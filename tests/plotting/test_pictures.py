@@ -1,20 +1,25 @@
 """Figures of results made by hand; the tests of diagrams and transformers draw solved and trained ones."""
 
+import importlib
+import inspect
+import pkgutil
 from types import SimpleNamespace as Namespace
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
 from tiedattn_jax.plotting.diagrams import diagram_figure, slice_figure
-from tiedattn_jax.plotting.dynamics import trajectory_figure
+from tiedattn_jax.plotting.dynamics import landscape_figure, trajectory_figure
 from tiedattn_jax.plotting.events import boundary_figure, transition_figure
 from tiedattn_jax.plotting.optimal import optimal_figure
 from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
-from tiedattn_jax.plotting.style import COLOURS, LABELS, panels
+from tiedattn_jax.plotting.style import COLOURS, LABELS, is_geometric, panels
 
 
 def point(value, growth, *, bar=False):
@@ -47,7 +52,10 @@ def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
 
 
 def labels(axis):
-    return axis.get_legend_handles_labels()[1]
+    """The labels of an axis; dotted stretches, which come last, are left out."""
+    names = axis.get_legend_handles_labels()[1]
+    assert "unstable" not in names[:-1]
+    return [name for name in names if name != "unstable"]
 
 
 def legend_texts(figure):
@@ -116,13 +124,13 @@ def test_branches_that_lack_both_order_parameters_or_none():
     np.testing.assert_array_equal(losses.lines[2].get_ydata(), [1, 2])  # growth says nothing where nothing is imposed
 
 
-def test_optimal_learner():
-    """The error beside the branches; overlap and thresholds, and the other state where there is a hard phase."""
+def optimal_points():
+    """The optimal learner at three alphas, with another state at the last two."""
     q, rho = np.array([0.0, 0.25, 0.5]), np.full((3, 2, 1, 1, 1), 0.5)
     state, other = (
         Namespace(q=rho * a[:, None, None, None, None], V=rho * (1 - a[:, None, None, None, None])) for a in (2 * q, q)
     )
-    points = Namespace(
+    return Namespace(
         alpha=np.array([0.5, 1.0, 1.5]),
         gen_error=np.array([0.3, 0.2, 0.0]),
         stderr=Namespace(gen_error=np.full(3, 0.01)),
@@ -130,6 +138,11 @@ def test_optimal_learner():
         other=other,
         hard=np.array([False, True, True]),
     )
+
+
+def test_optimal_learner():
+    """The error beside the branches; overlap and thresholds, and the other state where there is a hard phase."""
+    points, q = optimal_points(), np.array([0.0, 0.25, 0.5])
     weak = Namespace(event="weak_recovery", alpha=0.5)
     overlap, error = optimal_figure(points, [weak], spectral=np.array([0.0, 0.5, 0.8])).axes
     other_start = "hard phase: state from the other start"
@@ -198,7 +211,7 @@ def test_path():
     orders, losses = path_figure([single, single]).axes
     assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
     solid, dotted, fold, *unlabelled = orders.lines
-    assert len(unlabelled) == 3 and fold.get_marker() == "o"
+    assert len(unlabelled) == 4 and fold.get_marker() == "o"
     np.testing.assert_array_equal(solid.get_xdata(), values)
     np.testing.assert_allclose(solid.get_ydata(), [0.4, 0.3, 0.2, np.nan])  # up to rounding one is stable
     np.testing.assert_allclose(dotted.get_ydata(), [np.nan, np.nan, 0.2, 0.1])
@@ -219,7 +232,7 @@ def test_path():
 def test_a_path_that_turns(theta, turn, kind):
     orders, losses = path_figure([path(theta, np.array([2.0, 1.0, 1.0, 2.0]), turn)]).axes
     assert labels(orders) == [r"$\theta$", kind] and labels(losses) == [kind]
-    assert orders.lines[-1].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]
+    assert orders.lines[-2].get_marker() == {"fold": "o", "pitchfork": "D"}[kind]
 
 
 def test_there_is_room_between_lines_and_frame():
@@ -312,7 +325,7 @@ def test_legend_of_a_diagram_says_only_what_is_there():
     plain.alpha_l = lambda: empty
     assert legend_texts(diagram_figure(plain)) == [r"$\alpha_c$"]
     plain.alpha_c = plain.alpha_l
-    assert not diagram_figure(plain).legends[0].get_texts()
+    assert not diagram_figure(plain).legends
 
 
 def test_diagram_with_alpha_upwards():
@@ -329,7 +342,7 @@ def test_diagram_with_alpha_upwards():
 def test_slices():
     figure = slice_figure(diagram(), [0, 1])
     upper, upper_right, lower, lower_right = figure.axes
-    dotted = [line for line in upper_right.lines if line.get_gid() == "unstable"]
+    dotted = [line for line in upper_right.lines if (line.get_gid() or "").endswith("unstable")]
     np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
     assert len(dotted) == 1 and legend_texts(figure)[-1] == "unstable"
     positional, semantic = upper.lines
@@ -356,18 +369,14 @@ def test_attention():
     assert [token_name(k) for k in (0, 25, 26)] == ["A", "Z", "26"]
 
 
-def test_learning():
-    def stage(*values):
-        numbers = np.array([values, values])
-        return Namespace(
-            history=Namespace(
-                train_loss=numbers,
-                test_accuracy=numbers / 10,
-                positional_share=numbers / 20,
-                semantic_share=numbers / 30,
-            )
-        )
+def stage(*values):
+    """A stage of the training of two transformers."""
+    numbers = np.array([values, values])
+    shares = {"positional_share": numbers / 20, "semantic_share": numbers / 30}
+    return Namespace(history=Namespace(train_loss=numbers, test_accuracy=numbers / 10, **shares))
 
+
+def test_learning():
     loss, error, share = learning_figure({"semantic": [stage(1.0, 2.0, 3.0), stage(4.0)]}).axes
     np.testing.assert_array_equal(loss.lines[0].get_xdata(), [1, 2, 3, 4])
     np.testing.assert_array_equal(loss.lines[1].get_ydata(), [1, 2, 3, 4])
@@ -384,7 +393,7 @@ def test_learning():
     np.testing.assert_array_equal(ticks, np.round(ticks))  # ticks lie at whole epochs
 
 
-def test_transition():
+def transition():
     point_of = lambda branch, slopes: Namespace(  # noqa: E731
         branch=branch,
         train_loss=0.5,
@@ -394,15 +403,12 @@ def test_transition():
     points = point_of("positional", [1.0, 3.0]), point_of("semantic", [1.0, 1.0])
     slopes = Namespace(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
     bars = Namespace(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
-    transition = Namespace(
-        event="alpha_c",
-        alpha=2.0,
-        stderr=0.1,
-        branches=points,
-        sensitivities=slopes,
-        sensitivities_stderr=bars,
-    )
-    figure = transition_figure(transition)
+    sensitivities = {"sensitivities": slopes, "sensitivities_stderr": bars}
+    return Namespace(event="alpha_c", alpha=2.0, stderr=0.1, branches=points, **sensitivities)
+
+
+def test_transition():
+    figure = transition_figure(transition())
     losses, moves = figure.axes
     positional, semantic, mark = losses.lines
     x, y = positional.get_data()
@@ -411,18 +417,25 @@ def test_transition():
     assert mark.get_xdata()[0] == 2.0 and legend_texts(figure) == ["positional", "semantic", r"$\alpha_c$"]
     assert [text.get_text() for text in moves.get_yticklabels()] == [r"$\sigma$", "mixing[0,1]"]  # the larger first
     np.testing.assert_allclose([bar.get_width() for bar in moves.patches], [-2.0, 1.0])
-    single = Namespace(event="semantic pitchfork", alpha=1.0, stderr=0.1, branches=points[:1], sensitivities=slopes)
-    single.sensitivities_stderr = bars
+    assert losses.get_title(loc="left") == r"$\alpha_c$ = 2 $\pm$ 0.1"
+    single = transition()
+    single.event, single.branches = "semantic pitchfork", single.branches[:1]
     (axis,) = transition_figure(single).axes
-    assert "relative sensitivity" in axis.get_xlabel()
+    assert "relative sensitivity" in axis.get_xlabel() and "pitchfork" in axis.get_title(loc="left")
+    single.sensitivities = None
+    (empty,) = transition_figure(single).axes
+    assert not empty.lines
 
 
-def test_training():
-    runs = {
+def training_runs():
+    return {
         "positional": Namespace(losses=np.array([3.0, 2.0, np.nan]), gradient_norms=np.array([0.1, 0.01, np.nan])),
         "mine": Namespace(losses=np.array([3.0, 2.0, 1.0]), gradient_norms=np.array([0.2, 0.1, 0.05])),
     }
-    figure = training_figure(runs)
+
+
+def test_training():
+    figure = training_figure(training_runs())
     loss, gradient = figure.axes
     assert legend_texts(figure) == ["positional", "mine"]
     # Steps that were not taken are left out.
@@ -431,13 +444,16 @@ def test_training():
     assert loss.lines[0].get_color() == COLOURS["positional"] and gradient.get_yscale() == "log"
 
 
-def test_message_passing():
+def message_passing():
     blank = np.full((2, 1, 1), np.nan)
     first = np.array([2.0, 4.0]).reshape(2, 1, 1)
     history = Namespace(q=np.stack([first, 2 * first, blank]), theta=np.stack([-first, first, blank]))
     history.m = history.theta[..., 0] / 2
-    run = Namespace(history=history, residuals=np.array([0.1, np.nan]))
-    q, theta, m, residual = gamp_figure({"semantic": run}).axes
+    return Namespace(history=history, residuals=np.array([0.1, np.nan]))
+
+
+def test_message_passing():
+    q, theta, m, residual = gamp_figure({"semantic": message_passing()}).axes
     np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
     np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # means of absolute values
     np.testing.assert_array_equal(m.lines[0].get_ydata(), [1.5, 1.5])
@@ -445,10 +461,10 @@ def test_message_passing():
     assert residual.lines[0].get_color() == COLOURS["semantic"]
 
 
-def test_instances():
+def drawn_instances():
     names = ("train_loss", "gen_error", "q", "theta", "m")
     numbers = lambda *values: Namespace(**{name: np.array(values) for name in names})  # noqa: E731
-    instances = Namespace(
+    return Namespace(
         simulation=numbers(1.0, 2.0, 3.0, 99.0, 98.0),
         theory=numbers(1.1, 2.1, 3.1, np.nan, np.nan),
         theory_stderr=numbers(0.1, np.inf, 0.1, np.nan, np.nan),
@@ -456,6 +472,10 @@ def test_instances():
         ok=np.array([True, False, True, False, True]),
         usable=np.array([True, True, True, False, True]),
     )
+
+
+def test_instances():
+    instances = drawn_instances()
     figure = instances_figure(instances)
     assert legend_texts(figure) == ["positional", "semantic", "semantic, out of steps"]
     axis = figure.axes[0]
@@ -470,12 +490,17 @@ def test_instances():
     assert not instances_figure(instances).axes[0].containers
 
 
-def test_trajectory():
-    """Sizes are roots of the parts of tr R, and both losses have their own line."""
+def trajectory():
     t = np.array([0.0, 1.0, 2.0])
     numbers = Namespace(R=np.full((3, 2, 2), 2.0), along_teacher=t, along_encodings=4 * t, risk=3 + t, gen_error=1 + t)
     bars = Namespace(risk=0.1 * t, gen_error=0.1 * t)
-    figure = trajectory_figure(Namespace(t=t, mean=numbers, stderr=bars))
+    return Namespace(t=t, mean=numbers, stderr=bars)
+
+
+def test_trajectory():
+    """Sizes are roots of the parts of tr R, and both losses have their own line."""
+    drawn_path, t = trajectory(), np.array([0.0, 1.0, 2.0])
+    figure = trajectory_figure(drawn_path)
     sizes, losses = figure.axes
     drawn = {line.get_label(): line.get_ydata() for line in sizes.lines}
     np.testing.assert_allclose(drawn["along the teacher"], np.sqrt(t))
@@ -483,4 +508,161 @@ def test_trajectory():
     np.testing.assert_allclose(next(iter(drawn.values())), 2.0)
     assert {line.get_label() for line in losses.lines} == {"risk", LABELS["gen_error"]} and len(losses.collections) == 2
     with pytest.raises(ta.InputError, match="one trajectory"):
-        trajectory_figure(Namespace(t=t[None], mean=numbers, stderr=bars))
+        trajectory_figure(Namespace(t=t[None], mean=drawn_path.mean, stderr=drawn_path.stderr))
+
+
+def landscapes():
+    """Labels 0 and 3 of four cells, between which the global minimum and the steepest descent change."""
+    label, values = np.array([[0, 3], [0, 3]]), np.array([0.1, 0.2])
+    lines = {"global": [np.array([[0.15, 0.1], [0.15, 0.2]])], "steepest": [], "several": []}
+    return Namespace(x=values, y=values, names=("omega", "sigma"), label=label, boundary=lines.get)
+
+
+def test_landscape():
+    figure = landscape_figure(landscapes())
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == (LABELS["omega"], LABELS["sigma"])
+    np.testing.assert_array_equal(axis.lines[0].get_xydata(), [[0.15, 0.1], [0.15, 0.2]])
+    expected = "semantic minimum, semantic descent, one minimum", "positional minimum, positional descent, one minimum"
+    assert legend_texts(figure) == [*expected, "global minimum changes"]
+
+
+def test_theory_beside_message_passing():
+    run = message_passing()
+    theory, doubled = run.history, {name: 2 * values for name, values in vars(run.history).items()}
+    run.history = Namespace(**doubled)
+    q = gamp_figure({"message passing": run}, Namespace(history=theory)).axes[0]
+    assert [line.get_label() for line in q.lines] == ["message passing", "theory"]
+    np.testing.assert_allclose(q.lines[0].get_ydata(), 2 * q.lines[1].get_ydata())
+    assert q.lines[1].get_linestyle() == "--" and q.lines[0].get_linestyle() == "-"
+
+
+def best_curve():
+    """The best ridge at two alphas, on either branch."""
+    state = lambda branch: Namespace(branch=branch, gen_error_linear=0.5)  # noqa: E731
+    points = [Namespace(states=(1,), state=state(branch), place="inside") for branch in ("positional", "semantic")]
+    names = {"parameter": "alpha", "number": "lam", "jumps": [1.5], "at": np.array([1.0, 2.0]), "points": points}
+    values = lambda name: np.full(2, 0.01)  # noqa: E731
+    return Namespace(best=np.array([0.1, 0.2]), gen_error=np.array([0.3, 0.4]), values=values, **names)
+
+
+BOUNDARY = Boundary.of("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+
+# What every class with a picture draws, from a result made by hand, and the names of its panels.
+PICTURES = {
+    "BayesPoint": (optimal_points, "overlap gen_error"),
+    "BestCurve": (best_curve, "best gen_error"),
+    "Boundary": (lambda: BOUNDARY, "alpha"),
+    "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
+    "Curve": (lambda: curve("semantic"), "order train_loss gen_error"),
+    "GAMP": (message_passing, "q theta m residual"),
+    "LandscapeMap": (landscapes, "label"),
+    "Instances": (drawn_instances, "train_loss gen_error q theta m"),
+    "PhaseDiagram": (diagram, "train_loss gen_error"),
+    "StateEvolution": (message_passing, "q theta m residual"),
+    "Trajectory": (trajectory, "order loss"),
+    "Transition": (transition, "losses sensitivities"),
+    "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
+    "finite.Training": (lambda: training_runs()["mine"], "train_loss gradient_norm"),
+}
+
+
+def pictured():
+    """All classes of the package with a method `plot`, by name, with the wing where a name occurs twice."""
+    classes = {}
+    for module in pkgutil.walk_packages(ta.__path__, "tiedattn_jax."):
+        if "__main__" not in module.name:
+            for name, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+                if "plot" in vars(member) and member.__module__.startswith("tiedattn_jax."):
+                    wing = f"{member.__module__.split('.')[1]}." * (name == "Training")
+                    classes[f"{wing}{name}"] = member
+    return classes
+
+
+def test_every_class_with_a_picture_is_tested():
+    assert pictured().keys() == PICTURES.keys()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_drawn_on_axes_of_the_callers(name):
+    """On all of its panels, on one of them by name, beside lines of the caller's, and without a legend or a title."""
+    make, panel_names = PICTURES[name]
+    plot, panel_names = pictured()[name].plot, panel_names.split()
+    own = plot(make())
+    assert isinstance(own, Figure)
+    figure = Figure()
+    axes = list(figure.subplots(1, len(panel_names), squeeze=False).flat)
+    for axis in axes:
+        axis.plot([1.0, 2.0], [0.1, 0.2], label="measured")
+        axis.set_title("(a)", loc="right")
+    assert plot(make(), ax=axes) is axes and not figure.legends
+    for axis, reference in zip(axes, own.axes, strict=False):  # colour bars come after the panels
+        names = axis.get_legend_handles_labels()[1]
+        assert names[0] == "measured" and len(set(names)) == len(names) and axis.get_title(loc="right") == "(a)"
+        assert axis.get_xlabel() == reference.get_xlabel() and len(axis.get_children()) > len(
+            Figure().subplots().get_children()
+        )
+        assert axis.get_legend() is None
+    drawn = len(axes[0].get_children()), [axis.get_legend_handles_labels()[1] for axis in axes]
+    plot(make(), ax=axes)  # drawn twice, every label is still there once
+    assert len(axes[0].get_children()) > drawn[0]
+    assert [axis.get_legend_handles_labels()[1] for axis in axes] == drawn[1]
+    single = Figure().subplots()
+    assert plot(make(), ax={panel_names[-1]: single}) == {panel_names[-1]: single}
+    assert single.get_xlabel() == own.axes[len(panel_names) - 1].get_xlabel()
+    if len(panel_names) == 1:
+        assert plot(make(), ax=single) is single
+    wrong = [single] * (len(panel_names) + 1), {"volume": single}, "axes", [None] * len(panel_names)
+    for ax in wrong:
+        with pytest.raises(ta.InputError, match=f"ax must be .*panels {', '.join(panel_names)}"):
+            plot(make(), ax=ax)
+
+
+def test_names_of_artists():
+    """A line, its dotted stretch and its band are found by their names."""
+    _, losses, _ = branch_figure([curve("semantic")], Namespace(ok=True, alpha=1.5)).axes
+    names = {artist.get_gid() for artist in losses.get_children()}
+    assert {"semantic", "semantic, unstable", "semantic, error bars", "alpha_c"} <= names
+    left = diagram_figure(diagram()).axes[0]
+    names = {artist.get_gid() for artist in left.get_children()}
+    assert {"alpha_c", "alpha_c, error bars", "only positional is stable", "neither is stable"} <= names
+
+
+def test_settings_of_the_user_hold():
+    """The library's style fills in what the user has left alone, and changes no setting."""
+    before = dict(matplotlib.rcParams)
+    plain = branch_figure([curve("semantic")])
+    assert dict(matplotlib.rcParams) == before
+    assert tuple(plain.get_size_inches()) == (11, 3.6) and plain.axes[0].xaxis.label.get_size() == 9
+    user = {"figure.figsize": (7.0, 2.0), "font.size": 7.0, "axes.spines.top": True, "lines.linewidth": 0.7}
+    with matplotlib.rc_context({**user, "legend.fontsize": 5.0}):
+        figure = branch_figure([curve("semantic")])
+        assert matplotlib.rcParams["font.size"] == 7
+    axis, (legend,) = figure.axes[0], figure.legends
+    assert tuple(figure.get_size_inches()) == (7, 2) and axis.xaxis.label.get_size() == 7
+    assert axis.lines[0].get_linewidth() == 0.7 and legend.get_texts()[0].get_size() == 5
+    assert not axis.spines["right"].get_visible()  # the user has not changed this one
+    # `rc_context` cannot tell a default from a choice of the same value: the top spine keeps the library's style.
+    assert not axis.spines["top"].get_visible()
+
+
+def test_geometric_axes_are_logarithmic():
+    assert is_geometric(np.geomspace(1e-4, 0.1, 7)) and is_geometric(np.geomspace(1e-4, 0.1, 7, dtype=np.float32))
+    for values in ([1.0, 2.0, 4.0], np.linspace(0.4, 2.4, 6), [0.0, 1.0, 2.0, 4.0], [1.0, 2.0, 4.0, 9.0], [1.0] * 5):
+        assert not is_geometric(np.array(values)), values
+    branch = curve("semantic")
+    branch.at = np.geomspace(1.0, 8.0, 4)
+    assert {axis.get_xscale() for axis in branch_figure([branch]).axes} == {"log"}
+    assert {axis.get_xscale() for axis in branch_figure([curve("semantic")]).axes} == {"linear"}
+    lams = np.geomspace(1e-3, 1.0, 4)
+    (axis,) = boundary_figure([Boundary.of("alpha_c", "lam", lams, np.ones(4), np.zeros(4))]).axes
+    assert axis.get_xscale() == "log"
+    plane = diagram()
+    plane.y = ("lam", np.geomspace(1e-3, 1e-2, 2))
+    plane.x = ("sigma", lams)
+    for name in ("region", "trusted"):
+        setattr(plane, name, np.pad(getattr(plane, name), [(0, 0), (0, 1)]))
+    plane.loss_difference = plane.gen_difference = (np.ones((2, 4)), None)
+    left = diagram_figure(plane).axes[0]
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "linear")
+    np.testing.assert_allclose(left.get_xlim(), [1e-3 / 10**0.5, 10**0.5])  # edges lie at geometric means

@@ -1,12 +1,14 @@
-"""Printing of results: numbers with error bars, tables, and for each result one line and one page."""
+"""Printing of results: numbers with error bars, tables, and for each result one line and one page; and their files."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -14,6 +16,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Shaped
 
+from .errors import require_kind
+from .saved import load, pack
+from .store import write_whole
 from .types import Number
 
 _ENTRIES = 4  # number of entries of an axis that are shown
@@ -31,6 +36,8 @@ WORDS = {
     "shift": "distance of the value matrix from the identity",
 }
 Row = tuple[str, ...]
+T = TypeVar("T")
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 Numbers: TypeAlias = Shaped[ArrayLike, "..."] | Sequence  # what `numpy.asarray` makes an array of numbers
 
 
@@ -89,6 +96,33 @@ class Printed(eqx.Module):
         ]
         return "\n".join(filter(None, parts))
 
+    def save(self, path: Path | str) -> None:
+        """Write the result to one .npz file, whole or not at all; `tiedattn_jax.load` reads it.
+
+        Raises:
+            InputError: a part of it, such as a function in a model of the user's, cannot be saved.
+        """
+        write_whole(Path(path), pack(self))
+
+    @classmethod
+    def load(cls: type[T], path: Path | str) -> T:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing, damaged, or holds something else; or it needs a class of the user's that
+                has not been defined.
+        """
+        result: Any = load(path)
+        require_kind(result, "path", cls, f"a file of a {cls.__name__}")
+        return result
+
+    def __eq__(self, other: object) -> Any:
+        """Whether all numbers are the same; NaN equals NaN. While jax traces, equality is that of equinox."""
+        is_known = all(map(_is_known, jax.tree.leaves((self, other))))
+        return _same(self, other) if is_known else super().__eq__(other)
+
+    __hash__ = eqx.Module.__hash__
+
     def __str__(self) -> str:
         return self.summary()
 
@@ -119,6 +153,22 @@ def _is_known(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array):
         return not isinstance(leaf, jax.core.Tracer) and leaf.is_fully_addressable and not leaf.is_deleted()
     return isinstance(leaf, (np.ndarray, np.generic, bool, int, float, str))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two results, or parts of them, are equal; NaN equals NaN, and arrays have the same dtype."""
+    if isinstance(a, _ARRAYS) and isinstance(b, _ARRAYS):
+        x, y = np.asarray(a), np.asarray(b)
+        return x.dtype == y.dtype and np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, eqx.Module):  # cached properties do not count
+        return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))
 
 
 def with_error(value: Number, error: Number = 0.0) -> str:

@@ -206,3 +206,6 @@ class Average(Printed):
 
     def __format__(self, spec: str) -> str:
         return format(float(self.value), spec) if spec else str(self)
+
+    def __float__(self) -> float:
+        return float(self.value)

@@ -123,11 +123,21 @@ class BayesPoint(Replicated):
             details = [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
         return Description(f"{kind} at alpha = {self.alpha:g}", self.status_name, rows, details)
 
-    def plot(self, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None) -> Any:
-        """Plot overlap and test error against alpha, for a result under `vmap`; see `plotting.optimal`."""
+    def plot(
+        self, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None, ax: Any = None
+    ) -> Any:
+        """Plot overlap and test error against alpha, for a result under `vmap`; see `plotting.optimal`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "overlap" and
+                "gen_error", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.optimal import optimal_figure
 
-        return optimal_figure(self, recoveries, spectral)
+        return optimal_figure(self, recoveries, spectral, ax=ax)
 
 
 def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:

@@ -7,6 +7,7 @@ import argparse
 import numpy as np
 
 from ..base.errors import InputError, require_memory
+from ..base.saved import pack
 from ..bayes.recovery import RECOVERIES
 from ..phases.boundaries import Boundary
 from ..phases.grid import phase_diagram
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> Report:
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
-        files["diagram.npz"] = diagram.pack()
+        files["diagram.npz"] = pack(diagram)
     report = diagram.to_dict() | {boundary.event: boundary.alpha.tolist() for boundary in recoveries}
     text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
     return Report(report, text, files, bool(diagram.solved.any()), nodes)

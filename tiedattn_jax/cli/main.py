@@ -15,7 +15,7 @@ import jax
 from ..base.errors import InputError
 from ..base.programs import use_compilation_cache
 from ..base.store import VERSION, folder_error, write_whole
-from . import diagram, ended, finite, histogram, solve, transition
+from . import check, diagram, ended, finite, histogram, solve, transition
 from .options import ORIGIN, Parser
 from .report import Report
 
@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reported in two lines on stderr; it is raised instead if the environment variable TIEDATTN_TRACEBACK is set.
 
     Raises:
-        SystemExit: with exit code 2 after bad input, which is reported in one line on stderr.
+        SystemExit: with exit code 2 after bad input, which is reported in one line on stderr; after ``--check`` with 0,
+            or 1 if the numbers of this machine are wrong.
     """
     if signal.getsignal(signal.SIGINT) is ended:  # this handler was for the import of the library only
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Theory and simulations of positional and semantic learning in dot-product attention.",
     )
     parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
+    check.register(parser)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.register(commands)

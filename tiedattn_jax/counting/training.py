@@ -84,11 +84,19 @@ class Training(Result):
         """Whether a run solves the task."""
         return self.status == Status.converged
 
-    def plot(self) -> Any:
-        """Plot losses, accuracy and shares epoch by epoch; see `plotting.counting.learning_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot losses, accuracy and shares epoch by epoch; see `plotting.counting.learning_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss",
+                "test_error" and "share", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.counting import learning_figure
 
-        return learning_figure({"training": [self]})
+        return learning_figure({"training": [self]}, ax=ax)
 
     def describe(self) -> Description:
         runs, epochs = self.history.train_loss.shape

@@ -264,11 +264,18 @@ class LandscapeMap(Result):
         what = f"Labels of the population risk in {len(self.y)} x {len(self.x)} cells"
         return Description(what, f"{bad} cells failed" if bad else "converged", rows)
 
-    def plot(self) -> Any:
-        """Draw the labels and their boundaries; see `plotting.dynamics`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the labels and the lines along which they change; see `plotting.dynamics`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.dynamics import landscape_figure
 
-        return landscape_figure(self)
+        return landscape_figure(self, ax=ax)
 
 
 def landscape_map(

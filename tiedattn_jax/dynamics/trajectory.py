@@ -161,8 +161,8 @@ class Trajectory(Replicated):
             InputError: no event has this name.
         """
         if isinstance(event, str):
-            event = require_choice(event, "event", CROSSINGS)
-            quantity, name = CROSSINGS[event], event
+            name = require_choice(event, "event", CROSSINGS)
+            quantity = CROSSINGS[name]
         else:
             quantity, name = (lambda s, _: event(s)), getattr(event, "__name__", "event")
         value = as_number(value, "value", self.eta.dtype)
@@ -203,11 +203,19 @@ class Trajectory(Replicated):
         what = f"One-pass SGD, eta = {self.eta:g}, kappa = {self.kappa:g}, at t = {self.t[-1]:g}"
         return Description(what, self.status_name, rows, details)
 
-    def plot(self) -> Any:
-        """Plot order parameters and risk against time; see `plotting.dynamics`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot order parameters and risk against time; see `plotting.dynamics`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order" and "loss", or a
+                dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.dynamics import trajectory_figure
 
-        return trajectory_figure(self)
+        return trajectory_figure(self, ax=ax)
 
 
 class Crossing(Result):

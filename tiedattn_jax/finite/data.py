@@ -70,13 +70,18 @@ class Sample(Printed):
     Attributes: as in `Data`.
     """
 
-    y: Float[Array, "n L t"]
+    y: Float[Array, "n L t"] | None
     teacher: Float[Array, "d t"] | None
     encodings: Float[Array, "L d"]
     gamma: Float[Array, "S #d"]
     noise: Float[Array, "n L noise"] | None
     means: Float[Array, "S d"] | None
     classes: Int[Array, "n L"] | None
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """Number of sentences."""
 
     @abc.abstractmethod
     def stored(self, reason: str) -> Data:
@@ -119,14 +124,14 @@ class Sample(Printed):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Sizes (L, n, d, t)."""
-        n, L, t = self.y.shape
-        return L, n, self.encodings.shape[1], t
+        """Sizes (L, n, d, t); t is one if neither teacher nor fields are known."""
+        (L, d), t = self.encodings.shape, 1 if self.y is None else self.y.shape[2]
+        return L, self.count, d, t
 
     @property
     def dtype(self) -> np.dtype:
         """The type of all numbers."""
-        return self.y.dtype
+        return self.encodings.dtype
 
     @property
     def alpha(self) -> float:
@@ -170,7 +175,16 @@ class Sample(Printed):
 
     @property
     def fields(self) -> Float[Array, "L t n"]:
-        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`."""
+        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`.
+
+        Raises:
+            InputError: if only exact labels are known.
+        """
+        if self.y is None:
+            requirement = "must have a teacher or its fields for everything but training on exact labels, exact=True"
+            raise InputError(
+                "data", f"{requirement}, got labels only: see Data.from_sentences(teacher=..., fields=...)"
+            )
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
@@ -201,7 +215,7 @@ class Data(Sample):
 
     Attributes:
         x: standardised inputs of the student, ``(x_l + p_l) / sqrt(d)``.
-        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``.
+        y: local fields of the teacher, ``Q*^T x_l / sqrt(d)``, or None if only exact labels are known.
         teacher: Q*, or None if it is not known; the overlap theta is then NaN.
         encodings: the positional encodings p_l, of norm O(1): their entries are O(1 / sqrt(d)). Zero by default.
         gamma: variances of the coordinates of a token, the eigenvalues of Sigma_l: (L, d), or (L, 1) if Sigma_l is a
@@ -213,8 +227,8 @@ class Data(Sample):
         classes: class of every token, integers below S; given together with `means`.
 
     Raises:
-        InputError: if shapes do not fit, entries are not finite, variances are not positive, or classes are not
-            integers from 0 to S - 1.
+        InputError: if shapes do not fit, entries are not finite, variances are not positive, classes are not integers
+            from 0 to S - 1, or there are neither fields nor labels.
     """
 
     x: Float[Array, "L n d"]
@@ -223,7 +237,7 @@ class Data(Sample):
     def __init__(
         self,
         x: Real[AnyArray, "L n d"],
-        y: Real[AnyArray, "n L t"],
+        y: Real[AnyArray, "n L t"] | None,
         teacher: Real[AnyArray, "d t"] | None = None,
         encodings: Real[AnyArray, "L d"] | None = None,
         gamma: Real[AnyArray, "S #d"] | None = None,
@@ -238,12 +252,16 @@ class Data(Sample):
         requirement = "an (L, n, d) array of n >= 1 sentences in d >= 2 dimensions"
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", requirement)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
-        if L != n and np.shape(y)[:2] == (L, n):
+        if L != n and y is not None and np.shape(y)[:2] == (L, n):
             requirement = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
             raise InputError(
                 "x", f"{requirement}, got sentences first, shape {x.shape}: use Data.from_sentences for such"
             )
-        self.y = fit("y", y, "n L t")
+        if y is None and labels is None:
+            raise InputError("y", "must be given, (n, L, t), where there are no labels, got y=None")
+        if y is None and teacher is not None:
+            raise InputError("y", "must be given beside a teacher, got y=None: see Data.from_sentences")
+        self.y = None if y is None else fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
         self.means, self.classes = None, None
@@ -251,7 +269,7 @@ class Data(Sample):
             self.means, self.classes = fit("means", means, "S d"), _classes(classes, n, L, sizes["S"])
         axis = "L" if self.means is None else "S"
         if gamma is None:
-            gamma = self._variances()
+            gamma = self.variances()
         self.gamma = fit("gamma", gamma, f"{axis} 1" if jnp.shape(gamma) == (sizes[axis], 1) else f"{axis} d")
         if is_concrete(self.gamma):
             require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
@@ -279,15 +297,18 @@ class Data(Sample):
     ) -> Data:
         """Make data from raw sentences, in the notation of the paper.
 
+        Exact labels alone are enough for ``train(..., exact=True)``, `train_value` and `linear_baseline`. What needs
+        the teacher's fields then raises an error, and overlaps with the teacher are NaN.
+
         Args:
             inputs: sentences x without their positional encodings. They contain the means of their classes.
             labels: exact labels, if there are any.
-            teacher: Q*.
+            teacher: Q*, if it is known.
             fields: local fields of the teacher; by default ``x Q* / sqrt(d)``.
             encodings, gamma, noise, means, classes: as in `Data`.
 
         Raises:
-            InputError: if shapes do not fit, entries are not finite, or both `teacher` and `fields` are missing.
+            InputError: if shapes do not fit, entries are not finite, or labels, teacher and fields are all missing.
         """
         sizes: dict[str, int] = {}
         inputs = shaped_array("inputs", inputs, "n L d", sizes)
@@ -299,12 +320,15 @@ class Data(Sample):
         elif teacher is not None:
             teacher = fit("teacher", teacher, "d t")
             fields = inputs @ teacher / d**0.5
-        else:
-            requirement = "must be given, (n, L, t), where there is no teacher, (d, t), to compute them from"
-            raise InputError("fields", requirement)
+        elif labels is None:
+            raise InputError("labels", "must be given, (n, L, d), or teacher, (d, t), or fields, (n, L, t), got none")
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)
+
+    @property
+    def count(self) -> int:
+        return self.x.shape[1]
 
     def stored(self, reason: str) -> Data:
         return self
@@ -321,7 +345,7 @@ class Data(Sample):
     def spread_over(self, spread: Spread) -> Data:
         noise = None if self.noise is None else spread(self.noise, 0)
         labels = jax.tree.map(lambda a: spread(a, a.ndim - 1), self.labels)
-        sharded = spread(self.x, 1), spread(self.y, 0), noise, labels
+        sharded = spread(self.x, 1), None if self.y is None else spread(self.y, 0), noise, labels
         return eqx.tree_at(lambda s: (s.x, s.y, s.noise, s.labels), self, sharded, is_leaf=lambda leaf: leaf is None)
 
     def mean_squares(self) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
@@ -350,7 +374,7 @@ class Data(Sample):
         """Return the raw sentences x without their positional encodings."""
         return jnp.swapaxes(self.x, 0, 1) * self.x.shape[2] ** 0.5 - self.encodings
 
-    def _variances(self) -> Float[Array, "S 1"]:
+    def variances(self) -> Float[Array, "S 1"]:
         """Estimate the variance of a coordinate of every token, or of every class of tokens."""
         token = self.x * self.x.shape[2] ** 0.5 - self.encodings[:, None]
         if self.means is None or self.classes is None:
@@ -363,6 +387,7 @@ class Data(Sample):
     def describe(self) -> Description:
         L, n, d = self.x.shape
         contents = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
+        contents += " only" if self.y is None else ""
         shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
         return Description(f"{shape}, with {contents}" if contents else shape)
 

@@ -64,7 +64,9 @@ class Estimate(Result):
     def describe(self) -> Description:
         d, r = self.Q.shape
         title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
-        return Description(title, self.status_name, rows_of(self._numbers()))
+        unknown = bool(np.all(np.isnan(self.overlaps.theta))) and bool(np.all(np.isfinite(self.Q)))
+        details = [("theta", "", "not known without the teacher")] if unknown else []
+        return Description(title, self.status_name, rows_of(self._numbers()), details)
 
 
 def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
@@ -87,12 +89,13 @@ def check_fit(model: Model, data: Sample) -> None:
     require_promotion()
     require_precision(model.lam.dtype, "lam")
     (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
-    if dims != (L, t):
+    if dims[0] != L or (data.y is not None and dims[1] != t):
         requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
         raise InputError(
             "data", f"{requirement}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)"
         )
-    if (noise := 0 if data.noise is None else data.noise.shape[2]) != model.noise:
+    noise = 0 if data.noise is None else data.noise.shape[2]
+    if noise != model.noise and data.y is not None:
         raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
     _check_classes(model, data)
     dtype = jnp.result_type(model.lam)
@@ -159,5 +162,5 @@ def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
     norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     if variance is None:
         variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
-    fields = jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
+    fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
     return norm, law_norm, inputs / jnp.mean(model.trace), fields

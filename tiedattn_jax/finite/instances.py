@@ -226,11 +226,19 @@ class Instances(Result):
             **({"theory": {**_mean_record(theory), "status": worst}} if theory else {}),
         }
 
-    def plot(self) -> Any:
-        """Plot every instance against the theory; see `plotting.simulations.instances_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot every instance against the theory; see `plotting.simulations.instances_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss",
+                "gen_error", "q", "theta" and "m", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.simulations import instances_figure
 
-        return instances_figure(self)
+        return instances_figure(self, ax=ax)
 
     def describe(self) -> Description:
         tables = []

@@ -83,11 +83,19 @@ class GAMP(Estimate):
     history: Overlaps
     residuals: Float[Array, " steps"]
 
-    def plot(self) -> Any:
-        """Plot order parameters and residual, iteration by iteration; see `plotting.simulations.gamp_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot order parameters and residual, iteration by iteration; see `plotting.simulations.gamp_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "q", "theta", "m" and
+                "residual", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.simulations import gamp_figure
 
-        return gamp_figure({"message passing": self})
+        return gamp_figure({"message passing": self}, ax=ax)
 
 
 class _State(eqx.Module):

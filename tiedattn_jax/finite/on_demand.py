@@ -37,8 +37,13 @@ class DataOnDemand(Sample):
         spread: the devices that the sentences are spread over, or None.
     """
 
+    y: Float[Array, "n L t"]
     dice: Dice
     spread: Spread | None = eqx.field(static=True, default=None)
+
+    @property
+    def count(self) -> int:
+        return len(self.y)
 
     def stored(self, reason: str) -> NoReturn:
         requirement = f"must be stored {reason}, as sample_data stores them"

@@ -69,11 +69,19 @@ class Training(Estimate):
     losses: Float[Array, " points"]
     gradient_norms: Float[Array, " points"]
 
-    def plot(self) -> Any:
-        """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
+                "gradient_norm", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.simulations import training_figure
 
-        return training_figure({"training": self})
+        return training_figure({"training": self}, ax=ax)
 
 
 def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:

@@ -82,11 +82,19 @@ class BranchPath(Printed):
         details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
         return Description(headline, "", numbers, details)
 
-    def plot(self) -> Any:
-        """Plot order parameters and training loss along the path; see `plotting.branches.path_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot order parameters and training loss along the path; see `plotting.branches.path_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order" and "train_loss",
+                or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.branches import path_figure
 
-        return path_figure([self])
+        return path_figure([self], ax=ax)
 
 
 class Setting(NamedTuple):

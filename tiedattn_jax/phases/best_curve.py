@@ -98,8 +98,16 @@ class BestCurve(Printed):
             rows.append((f"{value:g}", *numbers, branch, point.place, point.status_name))
         return Description(headline, solved, tables=[("", rows)])
 
-    def plot(self) -> Any:
-        """Plot the best value and the smallest test error against the parameter; see `plotting.best`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the best value and the smallest test error against the parameter; see `plotting.best`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "best" and "gen_error",
+                or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.best import best_figure
 
-        return best_figure(self)
+        return best_figure(self, ax=ax)

@@ -127,11 +127,18 @@ class Boundary(Result):
             rows.append((f"{self.values[k]:.4g}", with_error(self.alpha[k], self.stderr[k]), slope_text, status_text))
         return Description(headline, f"found at {count}", tables=[("", rows)])
 
-    def plot(self) -> Any:
-        """Plot alpha against the parameter; see `plotting.events.boundary_figure`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot alpha against the parameter; see `plotting.events.boundary_figure`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.events import boundary_figure
 
-        return boundary_figure([self])
+        return boundary_figure([self], ax=ax)
 
 
 class Intersection(NamedTuple):

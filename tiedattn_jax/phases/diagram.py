@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,10 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..base.errors import InputError, require_choice
 from ..base.printing import Description, with_error
 from ..base.results import Result, Status, error_bar, has_state, quorum
-from ..base.store import csv_of, packed, unpacked, write_whole
+from ..base.store import csv_of, write_whole
 from ..model.overlaps import PAIR
 from .boundaries import ALPHA_L, Boundary, baseline_branch
+from .labelled import ORDER_AXES, columns, dataset
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 
@@ -29,15 +29,6 @@ REGIONS = (
     "bistable, positional global",
     "bistable, semantic global",
 )
-
-
-# Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
-_AXES = {
-    "q": ("token", "column", "other_column"),
-    "V": ("token", "column", "other_column"),
-    "theta": ("token", "column", "teacher_column"),
-    "m": ("token", "column"),
-}
 
 
 class PhaseDiagram(Result):
@@ -73,7 +64,7 @@ class PhaseDiagram(Result):
 
     def stderr(self, name: str) -> Float[np.ndarray, "branch Y X *shape"]:
         """Return the error bar of the mean; raises as `mean`."""
-        return np.asarray(error_bar(np.moveaxis(self._masked(name), 3, 0)))
+        return _error_bar(self._masked(name), 3)
 
     @property
     def _has_state(self) -> Bool[np.ndarray, "branch Y X R"]:
@@ -212,38 +203,12 @@ class PhaseDiagram(Result):
 
     # Files
 
-    def pack(self) -> bytes:
-        """Return the content of an .npz file that `load` reads."""
-        axes = {"axis_x": self.x[1], "axis_y": self.y[1]}
-        header = json.dumps({"x": self.x[0], "y": self.y[0], "attrs": self.attrs})
-        return packed({**self.cells, **axes, "about": np.array(header)})
-
-    def save(self, path: Path | str) -> None:
-        """Write one .npz file atomically."""
-        write_whole(Path(path), self.pack())
-
-    @classmethod
-    def load(cls, path: Path | str) -> PhaseDiagram:
-        """Read what `save` wrote.
-
-        Raises:
-            InputError: the file is missing, damaged or was not written by `save`.
-        """
-        hint = "" if Path(path).exists() else ", where there is no file"
-        text = f"must be a whole file that PhaseDiagram.save wrote, got path='{path}'{hint}"
-        header, cells = unpacked(Path(path), InputError("path", text))
-        try:
-            x, y = ((header[k], cells.pop(f"axis_{k}")) for k in ("x", "y"))
-            return cls(x, y, cells, header["attrs"])
-        except KeyError:  # another file of this library, such as a track
-            raise InputError("path", text) from None
-
     def table(self) -> list[dict[str, Any]]:
         """Return one row per cell: settings, region, and the numbers of both branches with their error bars."""
         difference, bar = self.loss_difference
-        names = [k for k in self.cells if k not in ("status", *_AXES)]
+        names = [k for k in self.cells if k not in ("status", *ORDER_AXES)]
         means, bars = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
-        order_parameters = {k: self.mean(k) for k in _AXES}
+        order_parameters = {k: self.mean(k) for k in ORDER_AXES}
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
         rows = []
         for j, i in np.ndindex(difference.shape):
@@ -253,8 +218,7 @@ class PhaseDiagram(Result):
             for b, branch in enumerate(PAIR):
                 row[f"{branch}_status"] = Status.name_of(status[b, j, i])
                 for k, a in order_parameters.items():
-                    flat = a[b, j, i].ravel()
-                    row |= {f"{branch}_{k}" + (f"_{n}" if flat.size > 1 else ""): v for n, v in enumerate(flat)}
+                    row |= columns(f"{branch}_{k}", a[b, j, i])
                 for k in names:
                     row |= {f"{branch}_{k}": means[k][b, j, i], f"{branch}_{k}_stderr": bars[k][b, j, i]}
             rows.append(row)
@@ -309,31 +273,31 @@ class PhaseDiagram(Result):
         the student), `other_column` (the second one in q and V) and `teacher_column`. The attributes of `status`
         explain its integers as the CF conventions prescribe.
         """
-        try:
-            import xarray
-        except ImportError as error:
-            raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from error
+        coordinates = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
+        cell, (difference, bar) = (self.y[0], self.x[0]), self.loss_difference
+        by_cell = {
+            "loss_difference": difference,
+            "loss_difference_stderr": bar,
+            "region": np.array(REGIONS)[self.region],
+        }
+        by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
+        labels = {k: getattr(self, k) for k in ("exists", "stable", "status")}
+        labels |= {k: (cell, values) for k, values in by_cell.items()}
+        return dataset(coordinates, self.cells, self.mean, self.stderr, labels, self.attrs)
 
-        dims = ("branch", self.y[0], self.x[0])
-        data: dict[str, Any] = {}
-        for k in self.cells:
-            if k != "status":
-                cell_dims = dims + _AXES.get(k, ())
-                data |= {k: (cell_dims, self.mean(k)), f"{k}_stderr": (cell_dims, self.stderr(k))}
-        flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
-        data |= {k: (dims, getattr(self, k)) for k in ("exists", "stable")} | {"status": (dims, self.status, flags)}
-        difference, bar = self.loss_difference
-        data |= {"loss_difference": (dims[1:], difference), "loss_difference_stderr": (dims[1:], bar)}
-        data["region"] = (dims[1:], np.array(REGIONS)[self.region])
-        data |= {k: (dims[1:], getattr(self, k)) for k in ("beats_linear", "solved", "trusted")}
-        coords = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
-        return xarray.Dataset(data, coords, {k: json.dumps(v) for k, v in self.attrs.items()})
+    def plot(self, boundaries: Sequence[Boundary] = (), ax: Any = None) -> Any:
+        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`.
 
-    def plot(self, boundaries: Sequence[Boundary] = ()) -> Any:
-        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`."""
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
+                "gen_error", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.diagrams import diagram_figure
 
-        return diagram_figure(self, boundaries)
+        return diagram_figure(self, boundaries, ax=ax)
 
 
 def _spline(
@@ -364,4 +328,13 @@ def _mean_without_nan(values: Real[np.ndarray, "..."], axis: int) -> Float[np.nd
 
 def _summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
     """Return the mean over the last axis (replicates) and its error bar."""
-    return _mean_without_nan(values, -1), np.asarray(error_bar(np.moveaxis(values, -1, 0)))
+    return _mean_without_nan(values, -1), _error_bar(values, -1)
+
+
+def _error_bar(values: Real[np.ndarray, "..."], axis: int) -> Float[np.ndarray, "..."]:
+    """Return the error bar of the mean over an axis, in the dtype of the values.
+
+    Without `jax_enable_x64` jax computes in float32. Deviations from the mean keep their digits there.
+    """
+    deviations = values - np.expand_dims(_mean_without_nan(values, axis), axis)
+    return np.asarray(error_bar(np.moveaxis(deviations, axis, 0)), deviations.dtype)

@@ -220,11 +220,19 @@ class Transition(Result):
         values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
 
-    def plot(self) -> Any:
-        """Plot the losses that cross, and how far each number moves the event; see `plotting.events`."""
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the losses that cross, and how far each number moves the event; see `plotting.events`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "losses" and
+                "sensitivities", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.events import transition_figure
 
-        return transition_figure(self)
+        return transition_figure(self, ax=ax)
 
     def describe(self) -> Description:
         meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE

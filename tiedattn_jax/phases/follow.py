@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
+from ..base.store import csv_of, write_whole
 from ..base.trees import either
 from ..base.types import GivenArray, Number
 from ..model.model import Model
@@ -28,6 +30,7 @@ from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, or
 from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start, with_replicate_axis
 from ..theory.states import FixedPoint, State, states_table
+from .labelled import ORDER_AXES, columns, dataset
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # relative size of an order parameter below which it may be an artefact of few nodes
@@ -227,6 +230,68 @@ class Curve(Printed):
         get = attrgetter(get) if isinstance(get, str) else get
         return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
 
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __iter__(self) -> Iterator[FixedPoint]:
+        return iter(self.points)
+
+    def __getitem__(self, index: int) -> FixedPoint:
+        return self.points[index]
+
+    def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return means and error bars of all numbers of the points, (A, ...); NaN where there is no state."""
+        means, bars = ([getattr(p, part).numbers() for p in self.points] for part in ("mean", "stderr"))
+        always = "status", "residual", "gen_error_linear"
+
+        def column(name: str, rows: list[dict[str, Any]]) -> Float[np.ndarray, "A *shape"]:
+            values = np.stack([np.asarray(row[name], float) for row in rows])
+            missing = ~self.exists.reshape(-1, *[1] * (values.ndim - 1))
+            return values if name in always else np.where(missing, np.nan, values)
+
+        by_name = [{name: column(name, rows) for name in means[0]} for rows in (means, bars)]
+        return by_name[0], by_name[1]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per point: its place, the branch, status, and all numbers with their error bars.
+
+        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
+        """
+        means, bars = self._numbers()
+        rows = []
+        for k, (point, place) in enumerate(zip(self.points, self.at, strict=True)):
+            row: dict[str, Any] = {
+                self.parameter: place,
+                "alpha": float(point.alpha),
+                "branch": self.branch or point.label,
+            }
+            row |= {"exists": bool(self.exists[k]), "status": point.status_name}
+            for name in means:
+                if name in ORDER_AXES:
+                    row |= columns(name, means[name][k])
+                elif name != "status":
+                    row |= {name: means[name][k], f"{name}_stderr": bars[name][k]}
+            rows.append(row)
+        return rows
+
+    def to_csv(self, path: FilePath | str | None = None) -> str:
+        """Return the `table` as CSV, and write it to `path` if given."""
+        content = csv_of(self.table())
+        if path is not None:
+            write_whole(FilePath(path), content)
+        return content.decode()
+
+    def to_xarray(self) -> Any:
+        """Return means, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
+
+        The dimension is the parameter. Order parameters also have `token`, `column`, `other_column` and
+        `teacher_column`, as in `PhaseDiagram.to_xarray`.
+        """
+        means, bars = self._numbers()
+        labels = {"exists": self.exists, "status": np.array([int(point.status) for point in self.points])}
+        attrs = {"branch": self.branch, "model": type(self.points[0].model).__name__}
+        return dataset({self.parameter: self.at}, means, means.__getitem__, bars.__getitem__, labels, attrs)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the branch's name, the values of another parameter than alpha, and every `FixedPoint.to_dict`."""
         axis = {} if self.places is None else {"parameter": self.parameter, "values": self.at.tolist()}
@@ -245,15 +310,20 @@ class Curve(Printed):
             solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         return Description(headline, solved, tables=[("", states_table(self.points, self.parameter, grid))])
 
-    def plot(self, optimal: Any = None) -> Any:
+    def plot(self, optimal: Any = None, ax: Any = None) -> Any:
         """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`.
 
         Args:
             optimal: the Bayes-optimal learner along alpha, whose error is then drawn as well.
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order", "train_loss" and
+                "gen_error", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
         """
         from ..plotting.branches import branch_figure
 
-        return branch_figure([self], optimal=optimal)
+        return branch_figure([self], optimal=optimal, ax=ax)
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:

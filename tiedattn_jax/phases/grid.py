@@ -84,6 +84,7 @@ def phase_diagram(
 
     Raises:
         RuntimeError: another process ended early.
+        KeyboardInterrupt: the user has interrupted the call; a note says what is kept and how to go on.
         InputError: an axis is empty, not increasing, not finite or out of the model's range; alpha is given twice or
             not at all; there are fewer devices than requested; `out` cannot be written or holds tracks of other
             settings; nodes, settings, width or `out` are of the wrong kind.
@@ -107,8 +108,15 @@ def phase_diagram(
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
     digest = fingerprint(identity(grid.at(0, 0)[0]), grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, digest, resume)
-    cells = grid.solve(engine, store, progress)
-    (cells,) = engine.run([grid.retry(cells, store)])
+    try:
+        cells = grid.solve(engine, store, progress)
+        (cells,) = engine.run([grid.retry(cells, store)])
+    except KeyboardInterrupt as interrupt:
+        hint = "nothing is kept: a folder out= keeps finished tracks"
+        if out is not None:
+            hint = f"finished tracks are in out='{out}': the same call with resume=True goes on from there"
+        interrupt.add_note(f"phase_diagram was interrupted; {hint}")
+        raise
     if names[1] == "alpha":
         cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
     attrs = {

@@ -71,8 +71,8 @@ def sweep(
 
     Args:
         model: attention layer and data, or a list of models of one kind.
-        along: alphas in any order; or the name of a number of the model, such as "sigma" or "mixing[0,1]". Leave it out
-            for a list of models.
+        along: alphas in any order, which the curve has in increasing order; or the name of a number of the model, such
+            as "sigma" or "mixing[0,1]". Leave it out for a list of models.
         values: values of that number, increasing. After alphas, this may be the name of the branch.
         nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
         branch: branch of the states. With `best`, None stands for the global minimum of the training loss, as in

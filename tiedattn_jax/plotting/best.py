@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from .style import BASELINE, COLOURS, ERROR, LABELS, OTHER, SYMBOLS, panels
+from .style import BASELINE, COLOURS, ERROR, LABELS, OTHER, SYMBOLS, Target, panels, scale
 
 # Markers by the place of the smallest error, each with its meaning.
 _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -18,7 +17,7 @@ _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def best_figure(curve: Any) -> Figure:
+def best_figure(curve: Any, ax: Target = None) -> Any:
     """Plot the best value of a number, and the smallest test error, against alpha or another parameter.
 
     The colour is that of the branch of the best state. Lines end where it changes its branch: there the best value
@@ -26,23 +25,26 @@ def best_figure(curve: Any) -> Figure:
 
     Args:
         curve: `phases.best_curve.BestCurve`.
+        ax: axes for the panels "best" and "gen_error", see `style.panels`.
     """
     xlabel = LABELS.get(curve.parameter, curve.parameter)
     ylabels = f"best {LABELS.get(curve.number, curve.number)}", f"smallest {ERROR}"
-    with panels(8, 3.6, [""] * 2, xlabel=xlabel, ylabels=ylabels) as (figure, axes):
+    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("best", "gen_error"), "ax": ax}
+    with panels(8, 3.6, [""] * 2, **options) as (drawing, axes):
         branches = np.array([point.state.branch if point.states else "" for point in curve.points])
         places = np.array([point.place for point in curve.points])
         numbers = (curve.best, curve.values("stderr")), (curve.gen_error, curve.values("gen_error.stderr"))
         for axis, (values, bars) in zip(axes[0], numbers, strict=True):
+            scale(axis, curve.at)
             bars = np.where(np.isfinite(bars), 2 * bars, 0.0)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
                 # The jumps lie between points, so that lines of one branch do not pass over another branch.
-                axis.plot(curve.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch)
+                axis.plot(curve.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch, gid=branch)
                 for place, (marker, _) in _MARKERS.items():
                     here = of_branch & (places == place)
                     if here.any():
-                        style = {"ls": "", "color": colour, "capsize": 2, **marker}
+                        style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
                         axis.errorbar(curve.at[here], values[here], bars[here], **style)
             for k, place in enumerate(curve.jumps):
                 label = f"{SYMBOLS.get(curve.number, curve.number)} jumps" if k == 0 else None
@@ -56,4 +58,4 @@ def best_figure(curve: Any) -> Figure:
         if np.isfinite(baselines).any():
             error.plot(curve.at, baselines, **BASELINE)
         error.set_ylim(bottom=0)
-    return figure
+    return drawing

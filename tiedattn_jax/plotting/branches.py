@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..base.types import AnyArray, Number
 from ..model.overlaps import BRANCHES
@@ -26,15 +25,22 @@ from .style import (
     OTHER,
     SYMBOLS,
     TURNS,
+    Target,
     frame,
     line,
     panels,
+    scale,
 )
 
 
 def branch_figure(
-    curves: Sequence[Any], alpha_c: Any = None, alpha_l: Any = None, optimal: Any = None, recoveries: Sequence[Any] = ()
-) -> Figure:
+    curves: Sequence[Any],
+    alpha_c: Any = None,
+    alpha_l: Any = None,
+    optimal: Any = None,
+    recoveries: Sequence[Any] = (),
+    ax: Target = None,
+) -> Any:
     """Plot order parameters, training loss and test error of branches against alpha (content of the paper's Fig. 2).
 
     If another number changes along the curves, the x axis shows that number.
@@ -46,10 +52,13 @@ def branch_figure(
         alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
         recoveries: its thresholds to mark beside its error, `bayes.recovery.Recovery`.
+        ax: axes for the panels "order", "train_loss" and "gen_error", see `style.panels`.
     """
     parameter = curves[0].parameter
     xlabel = LABELS.get(parameter, parameter)
-    with panels(11, 3.6, [""] * 3, xlabel=xlabel, ylabels=(ORDERS, LOSS, ERROR)) as (figure, axes):
+    names = "order", "train_loss", "gen_error"
+    options = {"xlabel": xlabel, "ylabels": (ORDERS, LOSS, ERROR), "names": names, "ax": ax}
+    with panels(11, 3.6, [""] * 3, **options) as (drawing, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
@@ -67,11 +76,12 @@ def branch_figure(
             optimal_error(errors, optimal)
         mark_recoveries(errors, recoveries)
         for axis in axes.flat:
+            scale(axis, curves[0].at)
             for transition, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
                 if transition is not None and transition.ok:
-                    axis.axvline(float(transition.alpha), label=SYMBOLS[name], **{**MARKS[name], "lw": 0.9})
+                    axis.axvline(float(transition.alpha), label=SYMBOLS[name], gid=name, **{**MARKS[name], "lw": 0.9})
             frame(axis)
-    return figure
+    return drawing
 
 
 def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: str, label: str) -> None:
@@ -90,17 +100,19 @@ def _first_of(order: str) -> Callable[[Any], Number]:
     return lambda state: getattr(state.overlaps, order).ravel()[0]
 
 
-def path_figure(paths: Sequence[Any]) -> Figure:
+def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
     """Plot order parameters and training loss along a branch that may turn back, and mark its folds and pitchforks.
 
     There is one line for every replicate of the averages. Unstable stretches are dotted.
 
     Args:
         paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
+        ax: axes for the panels "order" and "train_loss", see `style.panels`.
     """
     parameter = paths[0].parameter
     xlabel = LABELS.get(parameter, parameter)
-    with panels(7.6, 3.6, ("", ""), xlabel=xlabel, ylabels=(ORDERS, LOSS)) as (figure, axes):
+    options = {"xlabel": xlabel, "ylabels": (ORDERS, LOSS), "names": ("order", "train_loss"), "ax": ax}
+    with panels(7.6, 3.6, ("", ""), **options) as (drawing, axes):
         orders, losses = axes[0]
         labels: set[str | tuple[Axes, str] | None] = set()
         for path in paths:
@@ -118,9 +130,9 @@ def path_figure(paths: Sequence[Any]) -> Figure:
                 labels.add(name)
                 for fold, value, kind in zip(path.folds, turns, kinds, strict=True):
                     label = None if (axis, kind) in labels else kind
-                    axis.plot(fold, value[0], ls="", color=colour, label=label, **TURNS[kind])
+                    axis.plot(fold, value[0], ls="", color=colour, label=label, gid=kind, **TURNS[kind])
                     labels.add((axis, kind))
-    return figure
+    return drawing
 
 
 def _first_of_each(states: Any, order: str) -> Float[AnyArray, " n"]:

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..base.types import AnyArray
-from .style import COLOURS, FRAME, OTHER, panels
+from .style import COLOURS, FRAME, OTHER, Target, panels
 
 
 def attention_figure(attention: Mapping[str, Float[AnyArray, "n L L"]], sequences: Int[AnyArray, "n L"]) -> Figure:
@@ -51,15 +51,17 @@ def token_name(token: int | Int[Any, ""]) -> str:
     return chr(ord("A") + int(token)) if token < 26 else str(int(token))
 
 
-def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
+def learning_figure(trainings: dict[str, Sequence[Any]], ax: Target = None) -> Any:
     """Plot training loss, test error and the shares of attention, epoch by epoch, with one line per run.
 
     Args:
         trainings: successive stages, `histogram.Training`, by name; a dotted line marks the beginning of the next
             stage.
+        ax: axes for the panels "train_loss", "test_error" and "share", see `style.panels`.
     """
     ylabels = "training loss, cross-entropy", "test error, 1 - accuracy", "share of the variance of attention $S$"
-    with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels) as (figure, axes):
+    names = "train_loss", "test_error", "share"
+    with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels, names=names, ax=ax) as (drawing, axes):
         loss, error, share = axes[0]
         for name, stages in trainings.items():
             for axis, get, label, style in (
@@ -74,6 +76,8 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
                     options |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
                 lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **options)
                 lines[0].set_label(label)
+                for drawn in lines:
+                    drawn.set_gid(label)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
                 for axis in axes.flat:
                     axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":", label="next stage")
@@ -82,4 +86,4 @@ def learning_figure(trainings: dict[str, Sequence[Any]]) -> Figure:
         share.set_ylim(-0.03, 1.03)
         for axis in axes.flat:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    return figure
+    return drawing

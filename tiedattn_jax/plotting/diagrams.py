@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from ..base.errors import require
 from ..model.overlaps import PAIR
@@ -22,19 +21,23 @@ from .style import (
     DOTTED,
     HATCHED,
     LABELS,
-    LEGEND,
     MARKS,
     NEITHER,
     OTHER,
     SYMBOLS,
+    Target,
+    is_geometric,
     line,
     panels,
+    scale,
 )
 
 _BISTABLE = 4
 
+_NOT_TRUSTED = "not trusted: unsolved, not settled, or not decided by the averages"
 
-def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
+
+def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = None) -> Any:
     """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
     The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
@@ -44,6 +47,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
         boundaries: further boundaries to draw, `phases.boundaries.Boundary` in the parameter of the other axis.
+        ax: axes for the panels "train_loss" and "gen_error", see `style.panels`; each gets a colour bar.
 
     Raises:
         InputError: a boundary is in another parameter, or alpha is not an axis.
@@ -61,35 +65,42 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = ()) -> Figure:
         "xlabel": LABELS.get(x_name, x_name),
         "ylabels": (LABELS.get(y_name, y_name),),
         "sharey": True,
+        "names": ("train_loss", "gen_error"),
+        "ax": ax,
     }
     edges = _cell_edges(x), _cell_edges(y)
-    with panels(9.5, 4.5, titles, legends=False, **options) as (figure, axes):
+    with panels(9.5, 4.5, titles, **options) as (drawing, axes):
         left, right = axes[0]
-        figure.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
-        legend: dict[str, Artist] = {}
+        if ax is None:
+            drawing.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
         for axis, (values, _), is_shown, colours, label in (
             (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
             (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
         ):
             masked = np.ma.masked_where(~is_shown, values)
             limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
-            picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit)
-            figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
+            picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit, gid=label)
+            axis.figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
+            axis.set(xscale=_scale_of(x), yscale=_scale_of(y))
             for code, (name, colour) in {**(ALONE if axis is left else {}), 1: NEITHER}.items():
-                options = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
-                _mark(axis, *edges, region == code, options)
-                if np.any(region == code):
-                    legend[name] = Patch(**options)
-            _mark(axis, *edges, ~diagram.trusted, HATCHED)
+                _mark(
+                    axis,
+                    *edges,
+                    region == code,
+                    name,
+                    {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})},
+                )
+            _mark(
+                axis,
+                *edges,
+                ~diagram.trusted,
+                "not trusted: unsolved, not settled, or not decided by the averages",
+                HATCHED,
+            )
             for boundary in boundaries:
                 _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
-        if not np.all(diagram.trusted):
-            legend["not trusted: unsolved, not settled, or not decided by the averages"] = Patch(**HATCHED)
-        handles, labels = left.get_legend_handles_labels()
-        legend |= dict(zip(labels, handles, strict=True))
-        figure.legend(legend.values(), legend.keys(), ncols=5, **LEGEND)
-    return figure
+    return drawing
 
 
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
@@ -113,10 +124,16 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
                 for b, branch in enumerate(PAIR):
                     label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
+                scale(axis, x)
                 if name == "gen_error":
                     style = BASELINE if is_labelled else {**BASELINE, "label": None}
                     axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
     return figure
+
+
+def _scale_of(values: Float[np.ndarray, " n"]) -> str:
+    """Return the scale of an axis of the plane."""
+    return "log" if is_geometric(values) else "linear"
 
 
 def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
@@ -126,8 +143,18 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
     exists = bool(np.any(np.isfinite(boundary.alpha)))
     label = SYMBOLS.get(boundary.event, boundary.event)
-    axis.plot(*points, label=label if exists else None, **MARKS.get(boundary.event, {"color": OTHER}))
-    fill(boundary.values, boundary.alpha - width, boundary.alpha + width, color="k", alpha=0.2, lw=0)
+    axis.plot(
+        *points, label=label if exists else None, gid=boundary.event, **MARKS.get(boundary.event, {"color": OTHER})
+    )
+    fill(
+        boundary.values,
+        boundary.alpha - width,
+        boundary.alpha + width,
+        color="k",
+        alpha=0.2,
+        lw=0,
+        gid=f"{boundary.event}, error bars",
+    )
 
 
 def _mark(
@@ -135,15 +162,20 @@ def _mark(
     x: Float[np.ndarray, " columns"],
     y: Float[np.ndarray, " rows"],
     cells: Bool[np.ndarray, "rows-1 columns-1"],
+    label: str,
     style: dict[str, Any],
 ) -> None:
     """Fill or hatch the cells that are True in `cells`, between the edges `x` and `y`."""
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
-    axis.add_collection(PatchCollection(corners, **style))
+    axis.add_collection(PatchCollection(corners, gid=label, **style))
+    if corners:
+        axis.fill([], [], label=label, **style)  # for the legend, which cannot show a `PatchCollection`
 
 
 def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
-    """Return the edges of cells around increasing centres."""
+    """Return the edges of cells around increasing centres: in the middle, or at geometric means."""
+    if is_geometric(centres):
+        return np.exp(_cell_edges(np.log(centres)))
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])
     middle = 0.5 * (centres[1:] + centres[:-1])

@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 
 from ..base.errors import require
-from .style import COLOURS, ERROR, LABELS, OTHER, frame, line, panels
+from .style import COLOURS, ERROR, LABELS, OTHER, Target, frame, line, panels
 
 # Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
 _LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
 
 
-def trajectory_figure(path: Any) -> Figure:
+def trajectory_figure(path: Any, ax: Target = None) -> Any:
     """Plot the student's order parameters, and its risk and test error, against time.
 
     Overlaps are drawn as sizes of projections: the root of what the teacher, or the encodings, explain of tr R.
 
     Args:
         path: `dynamics.trajectory.Trajectory`.
+        ax: axes for the panels "order" and "loss", see `style.panels`.
 
     Raises:
         InputError: it is a batch of trajectories.
@@ -34,7 +34,8 @@ def trajectory_figure(path: Any) -> Figure:
         "along the encodings": (mean.along_encodings, COLOURS["positional"]),
     }
     xlabel, ylabels = "time $t$ = steps / $d$", ("size of the student", "loss")
-    with panels(7.6, 3.4, [""] * 2, xlabel=xlabel, ylabels=ylabels) as (figure, axes):
+    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("order", "loss"), "ax": ax}
+    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
         sizes, losses = axes[0]
         for label, (square, colour) in curves.items():
             line(sizes, t, np.sqrt(np.maximum(square, 0.0)), colour, label)
@@ -42,14 +43,15 @@ def trajectory_figure(path: Any) -> Figure:
         line(losses, t, np.asarray(mean.gen_error), COLOURS["mixed"], ERROR, bar=np.asarray(bars.gen_error))
         for axis in axes[0]:
             frame(axis)
-    return figure
+    return drawing
 
 
-def landscape_figure(landscapes: Any) -> Figure:
+def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
     """Draw the labels of the population risk over two numbers, and the lines along which they change.
 
     Args:
         landscapes: `dynamics.landscape.LandscapeMap`.
+        ax: axes for the one panel "label", see `style.panels`.
     """
     from ..dynamics.landscape import CHANGES, words_of
 
@@ -57,14 +59,14 @@ def landscape_figure(landscapes: Any) -> Figure:
     present = np.unique(label)
     styles = dict(zip(CHANGES, ("-", "--", ":"), strict=True))
     names = {"global": "global minimum changes", "steepest": "steepest descent changes", "several": "number of minima"}
-    with panels(6.4, 4.6, xlabel=LABELS.get(landscapes.names[0], landscapes.names[0])) as (figure, axes):
+    xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
+    with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
         axis = axes[0, 0]
-        axis.set_ylabel(LABELS.get(landscapes.names[1], landscapes.names[1]))
         colours = [_LABEL_COLOURS[value] for value in present]
         axis.pcolormesh(x, y, np.searchsorted(present, label), cmap=ListedColormap(colours), rasterized=True)
         for value, colour in zip(present, colours, strict=True):
             axis.fill([], [], color=colour, label=words_of(int(value)))
         for change, style in styles.items():
             for k, points in enumerate(landscapes.boundary(change)):
-                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=names[change] if k == 0 else None)
-    return figure
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=names[change] if k == 0 else None, gid=change)
+    return drawing

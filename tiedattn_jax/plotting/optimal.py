@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..base.errors import require
 from ..base.types import AnyArray
-from .style import COLOURS, ERROR, LABELS, MARKS, OTHER, SYMBOLS, frame, line, panels
+from .style import COLOURS, ERROR, LABELS, MARKS, OTHER, SYMBOLS, Target, frame, line, panels, scale
 
 
 def optimal_figure(
-    points: Any, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None
-) -> Figure:
+    points: Any,
+    recoveries: Sequence[Any] = (),
+    spectral: Float[AnyArray, " alphas"] | None = None,
+    ax: Target = None,
+) -> Any:
     """Plot overlap and test error of the optimal learner against alpha.
 
     In a hard phase the state that message passing reaches from a random start is drawn as well.
@@ -26,6 +28,7 @@ def optimal_figure(
         points: `bayes.fixed_points.BayesPoint` under `vmap` along alpha.
         recoveries: thresholds to mark, `bayes.recovery.Recovery`.
         spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
+        ax: axes for the panels "overlap" and "gen_error", see `style.panels`.
 
     Raises:
         InputError: there is one alpha only.
@@ -33,7 +36,9 @@ def optimal_figure(
     require(
         np.ndim(points.alpha) == 1, "alpha", points.alpha, "an axis: call jax.vmap(lambda a: bayes(model, a))(alphas)"
     )
-    with panels(7.6, 3.6, [""] * 2, xlabel=LABELS["alpha"], ylabels=("overlap $q / \\rho$", ERROR)) as (figure, axes):
+    ylabels, names = ("overlap $q / \\rho$", ERROR), ("overlap", "gen_error")
+    options = {"xlabel": LABELS["alpha"], "ylabels": ylabels, "names": names, "ax": ax}
+    with panels(7.6, 3.6, [""] * 2, **options) as (drawing, axes):
         overlap, error = axes[0]
         line(overlap, points.alpha, _relative_overlap(points.replicates), COLOURS["optimal"], "optimal learner")
         if np.any(points.hard):
@@ -43,9 +48,10 @@ def optimal_figure(
             line(overlap, points.alpha, np.square(spectral), COLOURS["spectral"], "spectral start")
         optimal_error(error, points)
         for axis in axes[0]:
+            scale(axis, points.alpha)
             mark_recoveries(axis, recoveries)
             frame(axis)
-    return figure
+    return drawing
 
 
 def _relative_overlap(state: Any) -> Float[np.ndarray, " alphas"]:
@@ -64,4 +70,9 @@ def optimal_error(axis: Axes, points: Any) -> None:
 def mark_recoveries(axis: Axes, recoveries: Sequence[Any]) -> None:
     """Mark thresholds of the optimal learner by vertical lines."""
     for recovery in recoveries:
-        axis.axvline(float(recovery.alpha), label=SYMBOLS[recovery.event], **{**MARKS[recovery.event], "lw": 0.9})
+        axis.axvline(
+            float(recovery.alpha),
+            label=SYMBOLS[recovery.event],
+            gid=recovery.event,
+            **{**MARKS[recovery.event], "lw": 0.9},
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import matplotlib
@@ -12,9 +12,9 @@ from jaxtyping import Bool, Real, Shaped
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from scipy.ndimage import binary_dilation
 
+from ..base.errors import InputError
 from ..base.types import AnyArray
 from ..model.overlaps import BRANCHES, PAIR
 
@@ -80,13 +80,28 @@ MARKS: dict[str, dict[str, Any]] = {
 BASELINE: dict[str, Any] = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-.", "label": "linear baseline"}
 
 _UNSTABLE: dict[str, Any] = {"lw": 1.2, "ls": ":"}
+_BAND, _DOTS = ", error bars", ", unstable"  # ends of the names (gid) of bands and of dotted stretches
 
-LEGEND: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+LEGEND: dict[str, Any] = {"loc": "outside lower center", "frameon": False}
 
 ROOM = 0.05  # margin between the data and the frame, relative
 
+# Settings of matplotlib for the library's own figures. One that the user has changed keeps the user's value.
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": "medium",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "hatch.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+}
+
 
 Panels: TypeAlias = Shaped[np.ndarray, "rows columns"]  # an array of `Axes`
+Target: TypeAlias = (
+    Any  # `Axes`, a sequence of them, or a mapping from names of panels to `Axes`; None for a new figure
+)
 
 
 @contextlib.contextmanager
@@ -99,39 +114,84 @@ def panels(
     xlabel: str = "",
     ylabels: Sequence[str] = (),
     legends: bool = True,
+    names: Sequence[str] = (),
+    ax: Target = None,
     **options: Any,
-) -> Iterator[tuple[Figure, Panels]]:
-    """Yield a figure in the library's style and its axes.
+) -> Iterator[tuple[Any, Panels]]:
+    """Yield what the picture is drawn on, a figure in the library's style or `ax`, and the axes of all panels.
 
-    Every column has a title, and its lowest panel has the x label. One legend below the panels explains all of them and
-    covers nothing.
+    Every column has a title, and its lowest panel has the x label. On a figure of the library's one legend below the
+    panels explains all of them and covers nothing. Axes of the caller's get no legend: every line has a label, so that
+    ``ax.legend()`` makes one.
 
     Args:
-        width, height: size in inches.
+        width, height: size in inches, unless the user has changed ``figure.figsize``.
         ylabels: y labels of the first panels, row by row.
         legends: whether to draw the legend.
+        names: names of the panels, row by row.
+        ax: axes of the caller's to draw on, see `_placed`.
         options: further arguments of `Figure.subplots`.
     """
-    style: Any = {  # matplotlib's own type of settings lists every name
-        "font.size": 9,
-        "axes.titlesize": "medium",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "hatch.linewidth": 0.6,
-        "pdf.fonttype": 42,
-    }
+    style: Any = {name: value for name, value in _STYLE.items() if not _changed(name)}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(rows, len(titles), squeeze=False, **options)
-        yield figure, axes
+        size = matplotlib.rcParams["figure.figsize"] if _changed("figure.figsize") else (width, height)
+        figure = Figure(figsize=size, layout="constrained")
+        own = figure.subplots(rows, len(titles), squeeze=False, **options)
+        axes = own if ax is None else _placed(ax, names, own)
+        before = [axis.get_legend_handles_labels() for axis in axes.flat]
+        yield figure if ax is None else ax, axes
         for column, title in zip(axes.T, titles, strict=True):
-            column[0].set_title(title, loc="left")
+            if title:
+                column[0].set_title(title, loc="left")
             if xlabel:
                 column[-1].set_xlabel(xlabel)
         for axis, label in zip(axes.flat, ylabels, strict=False):
             axis.set_ylabel(label)
-        if legends:
-            _legend(figure, axes, width)
+        for axis in axes.flat:
+            if any((line.get_gid() or "").endswith(_DOTS) for line in axis.lines):
+                axis.plot([], [], color=OTHER, label="unstable", **_UNSTABLE)
+        for axis, (handles, labels) in zip(axes.flat, before, strict=True):
+            _label_once(axis, handles, labels)
+        if legends and ax is None:
+            _legend(figure, axes, size[0])
+
+
+def _changed(name: Any) -> bool:
+    """Return whether the user has changed a setting of matplotlib."""
+    return matplotlib.rcParams[name] != matplotlib.rcParamsDefault[name]
+
+
+def _placed(ax: Target, names: Sequence[str], own: Panels) -> Panels:
+    """Return axes for all panels: those of the caller's where there are any, others from a figure that nobody sees.
+
+    Args:
+        ax: one `Axes` for a picture of one panel, a sequence of one for every panel, or a mapping from names of panels
+            to `Axes`, which draws these panels only.
+        names: names of the panels in the order of `own`.
+
+    Raises:
+        InputError: `ax` does not fit the panels.
+    """
+    sequence = [ax] if isinstance(ax, Axes) else ax
+    if not isinstance(sequence, Mapping):
+        sequence = list(np.asarray(sequence, object).flat)
+        sequence = dict(zip(names, sequence, strict=True)) if len(sequence) == len(names) else {"": None}
+    if not sequence.keys() <= set(names) or not all(isinstance(axis, Axes) for axis in sequence.values()):
+        one = "one matplotlib Axes" if len(names) == 1 else f"{len(names)} matplotlib Axes, or a dict of some of them"
+        raise InputError("ax", f"must be {one}, for the panels {', '.join(names)}, got ax={ax!r}")
+    axes = own.copy()
+    for k, name in enumerate(names):
+        axes.flat[k] = sequence.get(name, own.flat[k])
+    return axes
+
+
+def _label_once(axis: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Hide from a legend what is labelled as something before it; `handles` and their `labels` were there already."""
+    known, seen = set(map(id, handles)), set(labels)
+    for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+        if id(handle) not in known:
+            handle.set_label(f"_{label}" if label in seen else label)
+            seen.add(label)
 
 
 def _legend(figure: Figure, axes: Panels, width: float) -> None:
@@ -140,12 +200,24 @@ def _legend(figure: Figure, axes: Panels, width: float) -> None:
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    if any(line.get_gid() == "unstable" for axis in axes.flat for line in axis.lines):
-        handles["unstable"] = Line2D([], [], color=OTHER, **_UNSTABLE)
+    if "unstable" in handles:
+        handles["unstable"] = handles.pop("unstable")
     if handles:
         longest = max(len(label.replace("\\", "")) for label in handles)
         columns = int(np.clip((width - 0.4) / (0.55 + 0.07 * longest), 1, len(handles)))
         figure.legend(handles.values(), handles.keys(), ncols=columns, **LEGEND)
+
+
+def is_geometric(values: Real[AnyArray, " n"]) -> bool:
+    """Return whether values are spaced geometrically, as by `numpy.geomspace`: their axis is then logarithmic.
+
+    Three values are too few to tell.
+    """
+    values = np.asarray(values, float)
+    if len(values) < 4 or not np.all(values > 0) or np.allclose(np.diff(values), values[1] - values[0], rtol=1e-3):
+        return False
+    steps = np.diff(np.log(values))
+    return bool(np.allclose(steps, steps[0], rtol=1e-3))
 
 
 def line(
@@ -159,19 +231,30 @@ def line(
     stable: Bool[AnyArray, " n"] | None = None,
     dash: Dash = "-",
 ) -> None:
-    """Draw a line with the band of its error bars. Unstable stretches are dotted up to the next stable points."""
+    """Draw a line with the band of its error bars. Unstable stretches are dotted up to the next stable points.
+
+    Line, dots and band carry the label as their name (gid), the last two followed by what they are.
+    """
     stable = np.full(np.shape(y), True) if stable is None else stable
-    axis.plot(x, np.where(stable, y, np.nan), color=colour, lw=1.6, ls=dash, label=label)
+    axis.plot(x, np.where(stable, y, np.nan), color=colour, ls=dash, label=label, gid=label)
     is_dotted = binary_dilation(~stable)
     if is_dotted.any():
-        axis.plot(x, np.where(is_dotted, y, np.nan), color=colour, gid="unstable", **_UNSTABLE)
+        axis.plot(x, np.where(is_dotted, y, np.nan), color=colour, gid=f"{label or ''}{_DOTS}", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
-        axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, alpha=0.2, lw=0)
+        band: dict[str, Any] = {"alpha": 0.2, "lw": 0, "gid": f"{label or ''}{_BAND}"}
+        axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, **band)
+
+
+def scale(axis: Axes, x: Real[AnyArray, " n"]) -> None:
+    """Make the x axis logarithmic if its values are spaced geometrically."""
+    if is_geometric(x):
+        axis.set_xscale("log")
 
 
 def frame(axis: Axes) -> None:
     """Set the limits of an axis: x is not negative, and y starts at zero if no number lies clearly below zero."""
-    axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
+    if axis.get_xscale() == "linear":
+        axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
     low, high = axis.dataLim.intervaly
     if 0 < high < np.inf and low > -ROOM * high:
         axis.set_ylim(0, (1 + ROOM) * high)

@@ -83,11 +83,19 @@ class StateEvolution(Replicated):
         what = f"{steps} iterations of state evolution at alpha = {self.alpha:g}, {label(self.model, final)} at the end"
         return Description(what, self.status_name, rows_of(vars(final), vars(bars)))
 
-    def plot(self, gamp: Any = None) -> Any:
-        """Plot order parameters by iteration, beside those of a `GAMP` if one is given."""
+    def plot(self, gamp: Any = None, ax: Any = None) -> Any:
+        """Plot order parameters by iteration, beside those of a `GAMP` if one is given.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "q", "theta", "m" and
+                "residual", or a dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
         from ..plotting.simulations import gamp_figure
 
-        return gamp_figure({} if gamp is None else {"message passing": gamp}, theory=self)
+        return gamp_figure({} if gamp is None else {"message passing": gamp}, theory=self, ax=ax)
 
 
 def state_evolution(

@@ -1,0 +1,143 @@
+"""Results come back from files as they were, and files can hold nothing that is executed."""
+
+import json
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.saved import pack
+from tiedattn_jax.base.store import packed
+from tiedattn_jax.theory.states import number_shapes
+
+
+class Weighted(ta.DotProduct):
+    """A layer of the user's."""
+
+    weight: jax.Array = eqx.field(default=None, kw_only=True)
+
+
+def results():
+    """Results of all kinds: states, transitions, curves, boundaries, diagrams, models, with NaN and without."""
+    point = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
+    missing = eqx.tree_at(lambda p: p.replicates.gen_error, point, jnp.full(4, jnp.nan))
+    cells = {name: np.full((2, 1, 2, 3, *shape), np.nan) for name, shape in number_shapes(point.model).items()}
+    cells["status"] = np.full((2, 1, 2, 3), float(ta.Status.absent))
+    return {
+        "state": missing,
+        "transition": made.transition(branches=(point, point)),
+        "transition without sensitivities": eqx.tree_at(
+            lambda t: (t.sensitivities, t.sensitivities_stderr), made.transition(), (None, None)
+        ),
+        "curve": ta.Curve("semantic", (point, missing), "sigma", np.array([0.4, 0.5]), ("sigma = .5: failed",)),
+        "boundary": ta.Boundary.of("alpha_c", "lam", np.arange(3.0), np.ones(3), np.full(3, np.nan)),
+        "diagram": ta.PhaseDiagram(
+            ("alpha", np.array([1.0, 2.0])), ("omega", np.ones(1)), cells, {"version": "0", "a": [1]}
+        ),
+        "average": ta.Average(jnp.array(1.0), jnp.array(0.1)),
+        "model of the user's": Weighted(**vars(ta.dot_product()), weight=jnp.ones(3)),
+        "model with a penalty": ta.dot_product(penalty=ta.L1(0.1)),
+    }
+
+
+@pytest.mark.parametrize("name", results())
+def test_round_trip(name, tmp_path):
+    result = results()[name]
+    result.save(tmp_path / "a.npz")
+    loaded = ta.load(tmp_path / "a.npz")
+    assert type(loaded) is type(result) and loaded == result and str(loaded) == str(result)
+    assert jax.tree.structure(loaded) == jax.tree.structure(result)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(result), strict=True):
+        assert type(a) is type(b) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
+        np.testing.assert_array_equal(a, b)
+    assert type(result).load(tmp_path / "a.npz") == result
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_a_loaded_state_is_a_start(tmp_path, model, lines):
+    """What is loaded goes on where the saved one would: as a start of `solve`, and under `jax.grad`."""
+    point = made.fixed_point()
+    point.save(tmp_path / "state.npz")
+    loaded = ta.load(tmp_path / "state.npz")
+    assert loaded.theta == point.theta and loaded.model == point.model and loaded.branch == "semantic"
+    assert eqx.tree_equal(loaded.stderr, point.stderr)
+
+
+def test_equality():
+    a, b = results()["state"], results()["state"]
+    assert a == b and not a != b and hash(type(a))
+    assert a != eqx.tree_at(lambda p: p.alpha, a, a.alpha + 1)
+    assert a != eqx.tree_at(lambda p: p.replicates.train_loss, a, a.replicates.train_loss.at[0].add(1e-15))
+    assert a != results()["curve"] and a != 1 and a != results()["curve"][0]
+    assert results()["diagram"] != ta.PhaseDiagram(*(getattr(results()["diagram"], k) for k in ("x", "y", "cells")), {})
+    assert ta.Average(jnp.array(1.0), jnp.array(0.1)) != ta.Average(jnp.array(1.0), jnp.float32(0.1))
+    traced = jax.jit(lambda x: ta.Average(x, x) == ta.Average(x, x))(1.0)  # inside jit it is an array, as in equinox
+    assert bool(traced) and isinstance(traced, jax.Array)
+
+
+def test_average_is_a_number():
+    assert float(ta.Average(jnp.array(1.5), jnp.array(0.1))) == 1.5
+    with pytest.raises(TypeError):
+        float(ta.Average(jnp.ones(2), jnp.ones(2)))
+
+
+def test_what_cannot_be_saved(tmp_path):
+    class WithFunction(ta.DotProduct):
+        scale: object = eqx.field(static=True, default=None, kw_only=True)
+
+    model = WithFunction(**vars(ta.dot_product()), scale=np.sin)
+    with pytest.raises(
+        ta.InputError, match=r"result must consist of numbers, texts and arrays .* in WithFunction\.scale"
+    ):
+        model.save(tmp_path / "a.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_of_the_users_must_be_there(tmp_path):
+    """Another process does not know the class: it says so, and imports nothing to look for it."""
+    results()["model of the user's"].save(tmp_path / "a.npz")
+    code = f"import tiedattn_jax as ta\ntry: ta.load({str(tmp_path / 'a.npz')!r})\nexcept ta.InputError as e: print(e)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("path needs the class Weighted of ") and "define or import it" in run.stdout
+
+
+def test_other_files(tmp_path):
+    """Files of other results, of no result, and such that name a class which is no result."""
+    path = tmp_path / "a.npz"
+    results()["boundary"].save(path)
+    with pytest.raises(ta.InputError, match="path must be a file of a Curve, got path=Boundary"):
+        ta.Curve.load(path)
+    with pytest.raises(ta.InputError, match=r"path must be a whole file that .*a\.np', where there is no file"):
+        ta.load(tmp_path / "a.np")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ta.InputError, match="path must be a whole file"):
+        ta.load(path)
+    for about in ({"x": "alpha"}, {"result": {"class": ["os", "system"], "fields": {}}}):
+        path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+        with pytest.raises(ta.InputError, match="path "):
+            ta.load(path)
+    for name in ("solve", "nothing", "np.save"):  # functions of the library and of others are no classes of results
+        about = {"result": {"class": ["tiedattn_jax.theory.solve", name], "fields": {}}}
+        path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+        with pytest.raises(ta.InputError, match="path needs the class"):
+            ta.load(path)
+    about = {"result": {"class": ["tiedattn_jax.base.results", "Average"], "fields": {"value": 1.0}}}
+    path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+    with pytest.raises(ta.InputError, match="path must be of this version of Average"):
+        ta.load(path)
+
+
+def test_types_of_arrays(tmp_path):
+    """Arrays of the host stay there, and an array that numpy knows keeps its type."""
+    average = ta.Average(np.array(1.0, np.float32), jnp.array(0.1, jnp.float32))
+    average.save(tmp_path / "a.npz")
+    loaded = ta.load(tmp_path / "a.npz")
+    assert isinstance(loaded.value, np.ndarray) and isinstance(loaded.stderr, jax.Array)
+    assert loaded.value.dtype == loaded.stderr.dtype == np.float32
+    assert len(pack(average)) == (tmp_path / "a.npz").stat().st_size
