@@ -1,0 +1,217 @@
+"""Every argument of a public function is tested.
+
+`CHANGES` has, for functions that run in a moment, a base call and another value of each argument: the result has to
+change. All other arguments have to be given by some test that does not test bad input. `WITHOUT` lists those that no
+test gives, so that a new argument without a test fails.
+"""
+
+import ast
+import inspect
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+
+HERE = Path(__file__).parent
+
+
+def differ(a, b):
+    """Whether two results differ in an array, in its type or shape, or in another field."""
+    (first, fields), (second, others) = jax.tree.flatten(a), jax.tree.flatten(b)
+    if fields != others:
+        return True
+    pairs = [(_values(x), _values(y)) for x, y in zip(first, second, strict=True)]
+    return any(x.dtype != y.dtype or not np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in pairs)
+
+
+def _values(a):
+    is_key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(a) if is_key else a)
+
+
+@cache
+def model():
+    return ta.dot_product()
+
+
+@cache
+def data(number=0):
+    """Sentences with exact labels."""
+    drawn = ta.sample_data(model(), 30, 1.5, key(number))
+    known = {"teacher": drawn.teacher, "encodings": drawn.encodings}
+    return ta.Data.from_sentences(drawn.inputs(), ta.raw_labels(model(), drawn), **known)
+
+
+def key(number):
+    return jax.random.key(number)
+
+
+def weights():
+    return jax.random.normal(key(7), (30, 1))
+
+
+LAYER = (
+    dict,
+    {
+        "omega": 0.4,
+        "sigma": 0.6,
+        "lam": 0.02,
+        "mixing": [[0.7, 0.3], [0.2, 0.8]],
+        "encodings": [[1.0], [-0.5]],
+        "teacher": [[2.0]],
+        "rank": 2,
+        "penalty": ta.L1(0.1),
+        "law": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
+        "dtype": "float32",
+    },
+)
+RULE = {"seed": 5, "replicates": 3, "block": 7}
+DESCENT = {"steps": 3, "rate": 0.03, "tol": 10.0, "key": key(3), "scale": 0.7}
+GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
+
+# By function: arguments of the base call, and another value of each argument that is to change the result.
+CHANGES = {
+    "dot_product": LAYER,
+    "causal_dot_product": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
+    "untied_dot_product": (dict, {k: v for k, v in LAYER[1].items() if k != "law"} | {"teacher": 2 * np.eye(2)}),
+    "relu_attention": LAYER,
+    "linear_attention": LAYER,
+    "default_nodes": (lambda: {"model": model(), "n": 2048}, {"model": ta.untied_dot_product(), "n": 2**15, **RULE}),
+    "sobol_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.dot_product(rank=2), "n": 128, **RULE}),
+    "monte_carlo_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.dot_product(rank=2), "n": 128, **RULE}),
+    "gauss_hermite_nodes": (
+        lambda: {"model": model(), "order": 8},
+        {"model": ta.dot_product(rank=2), "order": 5, "least_weight": 1e-6, **RULE},
+    ),
+    "line_nodes": (
+        lambda: {"model": model(), "order": 3},
+        {"model": ta.dot_product(rank=2), "order": 4, "lines": 16, "points": 9, "jumps": 1, "even": True, **RULE},
+    ),
+    "span_fields": (lambda: {"model": model()}, {"model": ta.dot_product(omega=0.5), "directions": 2}),
+    "posterior_pair": (lambda: {"model": model()}, {"model": ta.dot_product(omega=0.5)}),
+    "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
+    "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
+    "sample_data": (
+        lambda: {"model": model(), "d": 20, "alpha": 1.0, "key": key(0)},
+        {"model": ta.dot_product(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True},
+    ),
+    "sample_on_demand": (
+        lambda: {"model": model(), "d": 20, "alpha": 1.0, "key": key(0)},
+        {"model": ta.dot_product(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True},
+    ),
+    "raw_labels": (
+        lambda: {"model": model(), "data": data()},
+        {"model": ta.dot_product(omega=0.6), "data": data(2)},
+    ),
+    "realised": (
+        lambda: {"model": model(), "data": data()},
+        {"model": ta.dot_product(omega=0.6), "data": data(2)},
+    ),
+    "spectral_direction": (
+        lambda: {"model": model(), "data": data(), "key": key(0)},
+        {"data": data(2), "key": key(1)},  # the direction is the same for all omega
+    ),
+    "risk": (
+        lambda: {"model": model(), "data": data(), "Q": weights()},
+        {"model": ta.dot_product(lam=0.1), "data": data(2), "Q": 2 * weights()} | {"exact": True},
+    ),
+    "linear_baseline": (
+        lambda: {"data": data()},
+        {"data": data(2), "ridge": 0.1, "test": data(2)},
+    ),
+    "heldout_error": (
+        lambda: {"model": model(), "data": data(), "Q": weights(), "key": key(0), "sentences": 50},
+        {"model": ta.dot_product(omega=0.6), "data": data(2), "Q": 2 * weights()}
+        | {"key": key(1), "sentences": 60, "exact": True, "W": 0.1 * jnp.eye(30)},
+    ),
+    "train": (
+        lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 2},
+        {"model": ta.dot_product(lam=0.1), "data": data(2), "init": "semantic"}
+        | {"optimizer": "adam", "exact": True, **DESCENT},
+    ),
+    "train_value": (
+        lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 2},
+        {"model": ta.dot_product(lam=0.1), "init": "semantic", "ridge": 0.3, "optimizer": "adam", **DESCENT},
+    ),
+    "gamp": (
+        lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 2},
+        {"model": ta.dot_product(lam=0.1), "data": data(2), "scale": 0.7, **GAMP},
+    ),
+}
+
+# Arguments that no test gives to the public function. Some tests give them to what is behind it.
+WITHOUT = {
+    "best_ridge": "number",
+    "check": "even",
+    "critical_alpha": "settings",
+    "critical_alpha_1rsb": "lines replicates seed",
+    "emergence": "nodes",
+    "find_states": "seed settings",
+    "gamp": "response",
+    "landscape_map": "kappa",
+    "linear_crossing": "settings",
+    "linear_crossing_1rsb": "lines replicates seed",
+    "phase_diagram": "alpha settings width out resume progress",
+    "posterior_mean": "init tol",
+    "separation": "nodes",
+    "sgd": "steps",
+    "solve_1rsb": "s seed",
+    "trace_boundary": "settings",
+    "trace_branch": "settings",
+}
+
+
+def public_functions():
+    for name in dir(ta):
+        function = getattr(ta, name)
+        if not name.startswith("_") and callable(function) and not inspect.isclass(function):
+            yield name, [p for p in inspect.signature(function).parameters if p != "extra_fields"]
+
+
+@cache
+def given():
+    """Pairs of public functions and arguments that a test gives; tests of bad input do not count."""
+    pairs, signatures = set(), dict(public_functions())
+    for path in HERE.rglob("test_*.py"):
+        for test in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(test, ast.FunctionDef) or "bad" in test.name or "refused" in test.name:
+                continue
+            for call in ast.walk(test):
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                    continue
+                name = call.func.attr
+                if isinstance(call.func.value, ast.Name) and call.func.value.id == "ta" and name in signatures:
+                    positional = signatures[name][: len(call.args)]
+                    pairs |= {(name, a) for a in (*positional, *(k.arg for k in call.keywords))}
+    return pairs
+
+
+def test_every_argument_has_a_test():
+    for name, arguments in public_functions():
+        changed = CHANGES[name][1] if name in CHANGES else ()
+        missing = {a for a in arguments if a not in changed and (name, a) not in given()}
+        assert missing == set(WITHOUT.get(name, "").split()), name
+
+
+RUNS = "gamp", "train", "train_value"  # a program is compiled for many of their arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        pytest.param(name, argument, id=f"{name}-{argument}", marks=[pytest.mark.slow] if name in RUNS else [])
+        for name, (_, changes) in CHANGES.items()
+        for argument in changes
+    ],
+)
+def test_an_argument_changes_the_result(name, argument):
+    make, changes = CHANGES[name]
+    function, base = getattr(ta, name), make()
+    value = changes[argument]
+    value = value() if inspect.isfunction(value) else value
+    assert differ(function(**base), function(**{**base, argument: value}))
