@@ -112,6 +112,7 @@ BAD = [
     ("trace_branch", {"limits": (1.0, np.nan)}, "limits"),
     ("trace_branch", {"limits": 3.0}, "limits"),
     # names
+    ("sweep", {"event": "weak_recovery"}, "event"),
     ("sweep", {"branch": "lexical"}, "branch"),
     ("sweep", {"branch": ["semantic"]}, "branch"),
     ("trace_branch", {"branch": "x"}, "branch"),

@@ -96,6 +96,8 @@ def sweep(
         raise InputError("best", f"must be left out beside an event, got best={best!r} and event={event!r}")
     parameter: str
     if isinstance(model, Model) and not isinstance(along, str):
+        if event is not None:
+            raise InputError("event", f"needs the name of a number in along, not alphas, got event={event!r}")
         named: Any = branch if values is None else values
         if best is None:
             return _through_alpha(model, along, named, nodes, settings, progress)

@@ -191,9 +191,10 @@ class FixedPoint(Result):
             details += [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
         share, bar = 100 * abs(mean["jump_mass"]), 100 * bars["jump_mass"]
         mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
+        meaning = "the share of the jumps" if share <= 100 else "whose rest is negative, from the jumps"
         details += [
             ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{caveat}"),
-            ("jump mass", f"{mass}%", "of Vhat, the share of the jumps of the proximal operator"),
+            ("jump mass", f"{mass}%", f"of Vhat, {meaning} of the proximal operator"),
         ]
         if not np.isnan(mean["rs_error"]):
             estimate = with_error(mean["rs_error"], bars["rs_error"]) if mean["rs_error"] > _NOTHING else "0"
