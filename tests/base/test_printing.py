@@ -71,6 +71,7 @@ def test_a_fixed_point(capsys):
         "<td style='text-align:left'>0.158158(15)</td>" in point._repr_html_() and "FixedPoint" in point._repr_html_()
     )
     jumps = made.fixed_point(jump_mass=[0.5] * 4, unresolved=[1e-3] * 4).summary()
+    assert "whose rest is negative" in made.fixed_point(jump_mass=[1.4] * 4).summary()
     assert (
         "formally infinite" in jumps
         and "jumps matter" in jumps
