@@ -1,6 +1,11 @@
-"""The minima of the energy of the Moreau envelope: starts at every well, and Newton's method from them.
+"""Minima of the proximal energy at every node, found by Newton's method from several starts.
 
-Arrays carry the node axis last, `(L, r, N)`; see `nodewise`.
+# notation: at a node, h (L, r) and y (L, t) are the fields of student and teacher, V (L, r, r) is the response, and the
+# energy of z (L, r) is ``1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(z, y)``, see `moreau`.
+
+The energy may have several minima, each at the bottom of a well; the lowest one is the proximal operator. A *lane* is
+one descent, of one node from one start. Arrays carry the axis of the nodes, or of the lanes, last: `(L, r, N)`, see
+`nodewise`. Loops are `counted`, that is, of a fixed number of steps, on all devices but CPUs; see `loops`.
 """
 
 from __future__ import annotations
@@ -24,15 +29,15 @@ from .moreau import expand, expansion_at_nodes, inverse_response, least_pivots
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
 _SLOW_GROUP = 128  # lanes that `local_minima` finishes together
-# A node has a single well if its Hessian at zero is positive definite with this share of V^{-1}. The full V^{-1} would
-# not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes with small
-# fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive definite with
-# shares of .89 and .86.
+# A node has a single well if the Hessian of the loss at zero plus this share of V^{-1} is positive definite. The full
+# V^{-1} would not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes
+# with small fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive
+# definite with shares of .89 and .86.
 _CONVEX_SHARE = 0.75
-_MAX_STEPS = 60  # most Newton steps where loops have a condition; counted loops take `_COUNTED_STEPS`
-# Newton steps of counted loops: from any start, and to refine a minimum from single precision. Measured at 14 states
-# (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single precision and
-# 27 in double precision; a refinement took one.
+_MAX_STEPS = 60  # largest number of Newton steps in a loop that ends by a condition
+# Numbers of Newton steps in counted loops: from any start, and to refine a minimum from single precision. Measured at
+# 14 states (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single
+# precision and 27 in double precision; a refinement took one step.
 _COUNTED_STEPS, REFINE_STEPS = 32, 4
 _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
 
@@ -44,7 +49,7 @@ def local_minima(
     V: Float[Array, "L r r"],
     y: Float[Array, "L t N"],
 ) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
-    """Return the minima next to z, and their energies.
+    """Return the minimum that a descent from z reaches, and its energy, at every node.
 
     All nodes take a few Newton steps; those that need more are finished in small groups. The minima have ten digits,
     because the last Newton step squares the error.
@@ -62,20 +67,28 @@ def local_minima(
 
 
 def newton_tolerance(dtype: DTypeLike) -> float:
-    """Return the tolerance of a Newton step; its square is of the size of rounding."""
+    """Return the relative size of a Newton step at which to stop: the error after it is of the size of rounding."""
     return 4 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
 class Origin(NamedTuple):
-    """The loss to second order at zero student fields, where it depends on the teacher's fields only; n = L r."""
+    """Expansion of the loss around zero student fields; n = L r.
+
+    It depends on the teacher's fields only, so one expansion serves all student fields of a node.
+    """
 
     slope: Float[Array, "L r N"]  # gradient
     curvature: Float[Array, "n n N"]  # Hessian
-    axis: Float[Array, "L r N"]  # unit vectors along the double well
+    axis: Float[Array, "L r N"]  # unit eigenvector of the lowest eigenvalue: a double well lies along it
 
 
 def origin_of(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Origin:
-    """Return the `Origin` at teacher fields, with its axis from `steps` power iterations."""
+    """Return the `Origin` at teacher fields y.
+
+    Args:
+        rank: number r of columns of the student.
+        steps: power iterations for its axis.
+    """
     zero = jnp.zeros((y.shape[0], rank, y.shape[-1]), y.dtype)
     _, slope, curvature = expansion_at_nodes(model, zero, y)
     return Origin(slope, curvature, _lowest_axis(curvature, steps).reshape(zero.shape))
@@ -94,7 +107,7 @@ def lowest_minima(
     The search runs in single precision, to about three digits. The result has no derivatives.
 
     Args:
-        extra_starts: extra starts.
+        extra_starts: points to descend from, besides those that this module chooses.
         origin: the `Origin`, if it is known already.
     """
     dtype = h.dtype
@@ -120,11 +133,17 @@ def minima_from_all_starts(
 ) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
     """Return minima from several starts at each node, their energies and whether they converged.
 
-    A few steps from the field itself suffice at nearly every node. Nodes that need more steps, and the other starts
-    where they matter, are gathered, one lane for each start and node. These lanes are finished in small groups, because
-    in a large one a single slow lane keeps all others waiting. Starts that do not matter have infinite energy.
+    The starts are h itself, both sides of the double well, the points of `_flips`, and `extra`. The first one is tried
+    at every node, where a few steps mostly suffice. The others are tried only where they may lead to a lower minimum;
+    elsewhere their energy is infinite. All lanes that remain are finished in small groups, because in a large group a
+    single slow lane keeps all others waiting.
 
     With `counted` loops all starts are finished side by side.
+
+    Args:
+        extra: further starts, tried at every node.
+        tol: as in `descend`.
+        origin: the `Origin`, if it is known already.
     """
     L, r, size = h.shape
     origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
@@ -132,7 +151,7 @@ def minima_from_all_starts(
     other_starts = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if extra is None else [extra])])
 
     def relevance(energy: Float[Array, " N"]) -> Bool[Array, "other_starts N"]:
-        """Return which other starts matter, given the energies of the minima from the fields."""
+        """Return which other starts may lead to lower minima than those from h, whose energies are given."""
         wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
         extra_matter = () if extra is None else (jnp.ones((len(extra), size), bool),)
         return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *extra_matter])
@@ -170,16 +189,20 @@ def pick(z: Shaped[Array, "values *shape N"], which: Int[Array, " N"]) -> Shaped
     return functools.reduce(lambda a, k: jnp.where(which == k, z[k], a), range(1, z.shape[0]), z[0])
 
 
-def _normals(L: int) -> Float[np.ndarray, "planes {L}"]:
-    """Return unit normals of the planes z_l = 0 and z_k = z_l, on which hard attention changes its argmax."""
+def _plane_normals(L: int) -> Float[np.ndarray, "planes {L}"]:
+    """Return unit normals of the planes z_l = 0 and z_k = z_l, on which hard attention flips: its argmax changes."""
     eye = np.eye(L)
     return np.stack([*eye, *((eye[k] - eye[l]) / 2**0.5 for k in range(L) for l in range(k))])
 
 
 @precise
 def _flips(model: Model, h: Float[Array, "L r N"]) -> Float[Array, "planes L r N"]:
-    """Return the projections of h onto the planes of `_normals`; with kinks its reflections, and -h."""
-    normals = jnp.asarray(_normals(h.shape[0]), h.dtype)
+    """Return starts near the planes of `_plane_normals`, on which attention flips.
+
+    They are the projections of h onto these planes. A loss with kinks, where a token's fields change their sign, gets
+    starts beyond its kinks instead: the reflections of h at the planes, and -h.
+    """
+    normals = jnp.asarray(_plane_normals(h.shape[0]), h.dtype)
     normal_part = jnp.einsum("kl,krn->klrn", normals, jnp.einsum("kl,lrn->krn", normals, h))
     return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.nonsmooth else h - normal_part
 
@@ -189,12 +212,12 @@ def _wells_matter(
 ) -> Bool[Array, " N"]:
     """Return the nodes that may have a second well, judged by the loss's gradient and Hessian at zero.
 
-    The well of an even loss splits in two around zero. If the Hessian of `moreau` at zero is positive definite by some
-    margin, there is a single well, unless the student's fields are large. A loss with a slope at zero is not even, and
-    its nodes always count.
+    The energy of an even loss has a single well or a double well along `Origin.axis`. It has a single one if its
+    Hessian at zero is positive definite by some margin, see `_CONVEX_SHARE`, and the student's fields are not large. A
+    loss with a slope at zero is not even; its nodes always count as possible double wells.
     """
     may_split = ~definite(origin.curvature + inverse_response(V / _CONVEX_SHARE))
-    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _large(model, h, 1.5)
+    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _has_large_fields(model, h, 1.5)
 
 
 @precise
@@ -203,31 +226,36 @@ def _flips_matter(
 ) -> Bool[Array, "planes N"]:
     """Return which starts of `_flips` may lead to a minimum lower than the known `energy`.
 
-    For large student fields the attention is nearly an argmax and the loss is piecewise constant, so Newton's method
-    cannot see beyond the next step. A minimum beyond a step costs at least the quadratic energy of moving one column to
-    its plane. A start is tried if all of these hold:
+    For large student fields the attention is nearly an argmax. The loss is then piecewise constant, and its jumps lie
+    at the planes. Newton's method does not see them. A minimum behind a plane has at least the energy that the
+    quadratic part needs to move one column of z from h to the plane: this is the cost of the plane. A start is tried if
+    all of these hold:
 
     - The cheapest plane costs less than the known energy.
     - Its own plane costs less than four times that energy: once one plane is cheap, others lead to minima, too.
-    - The fields are large, and a score changes by more than one on the way to the plane; otherwise there is no step.
+    - The fields are large, and a score changes by more than one on the way to the plane; otherwise nothing jumps there.
 
-    For a loss with kinks the third condition is dropped. Checked on 4,096 nodes at each of ten settings of two to eight
-    tokens: this tries half as many starts as all planes do, and loses no minimum.
+    For a loss with kinks the third condition is dropped, and -h is tried where any plane is. Checked on 4,096 nodes at
+    each of ten settings of two to eight tokens: this tries half as many starts as all planes do, and loses no minimum.
+
+    Args:
+        energy: lowest energy known at each node.
     """
-    normals, threshold = jnp.asarray(_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
+    normals, threshold = jnp.asarray(_plane_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
     distance, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
     cost = jnp.min(0.5 * distance**2 / spread[..., None], 1)
     change = jnp.max(jnp.abs(h), (0, 1)) * jnp.max(jnp.abs(distance), 1)
     relevant = jnp.any(cost < energy, 0) & (cost < 4 * energy)
     if model.nonsmooth:
         return jnp.concatenate([relevant, jnp.any(relevant, 0)[None]])
-    return relevant & _large(model, h, 3.0) & (change > threshold)
+    return relevant & _has_large_fields(model, h, 3.0) & (change > threshold)
 
 
-def _large(model: Model, h: Float[Array, "L r N"], bound: float) -> Bool[Array, " N"]:
-    """Return whether a token's score with itself, the square of its fields, exceeds `bound`.
+def _has_large_fields(model: Model, h: Float[Array, "L r N"], bound: float) -> Bool[Array, " N"]:
+    """Return the nodes at which a token's score with itself, the square of its fields, exceeds `bound`.
 
-    The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero.
+    The unit of the score is the square of the model's `field_scale`. For a loss with kinks the bound is zero, so that
+    every node counts.
     """
     return jnp.max(jnp.sum(h**2, 1), 0) > (
         0 if model.nonsmooth else bound * jnp.asarray(model.field_scale, h.dtype) ** 2
@@ -235,7 +263,10 @@ def _large(model: Model, h: Float[Array, "L r N"], bound: float) -> Bool[Array, 
 
 
 def reference_axis(n: int) -> Float[np.ndarray, " {n}"]:
-    """Return the unit vector that `well_axis` starts from; all well axes have a positive product with it."""
+    """Return the unit vector from which the power iterations of `well_axis` start.
+
+    It fixes the signs of the axes, because every axis of `well_axis` has a positive product with it.
+    """
     v = np.linspace(1.0, -0.8, n)
     return v / np.linalg.norm(v)
 
@@ -245,15 +276,15 @@ def well_axis(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> 
 
     Args:
         y: teacher fields.
-        rank: r.
+        rank: number r of columns of the student.
         steps: power iterations.
     """
     return origin_of(model, y, rank, steps).axis
 
 
 def _lowest_axis(hess: Float[Array, "n n N"], steps: int) -> Float[Array, "n N"]:
-    """Return the lowest eigenvectors of symmetric matrices, by the power method."""
-    # The spectral radius is at most the largest row sum.
+    """Return the unit eigenvector of the lowest eigenvalue of every symmetric matrix, by the power method."""
+    # No eigenvalue exceeds the largest row sum of absolute values, so norm - hess has the lowest eigenvector on top.
     norm = jnp.max(total(jnp.abs(hess)), 0)
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
     norm = jnp.where(norm > 0, norm, 1.0)
@@ -277,14 +308,16 @@ def in_groups(
 ) -> tuple[Shaped[Array, "... N"], ...]:
     """Replace values at the lanes that are `pending` by those of `finish`, group by group.
 
-    A group that is not full takes lanes beyond the last one, whose values are dropped. The loop over the groups has a
-    condition on accelerators, too, because it mostly ends after one group. On an H100, finishing all lanes instead took
-    three quarters of an evaluation.
+    The last group is filled up with lanes that do not exist; their values are dropped. The loop ends when no lane is
+    pending, on accelerators, too, because mostly one group suffices. On an H100, finishing all lanes instead took three
+    quarters of an evaluation.
 
     Args:
         finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
-            an array (..., M), where lane k of N has the value at k modulo M.
-        values: the arrays.
+            an array (..., M). Lane k takes the value at k modulo M: with M nodes and N = starts * M lanes an array over
+            the nodes need not be repeated for every start.
+        values: the arrays before, over all N lanes.
+        pending: lanes whose values are replaced.
         group: lanes in a group.
     """
     size = pending.shape[-1]
@@ -313,12 +346,14 @@ def descend(
 ) -> tuple[Float[Array, "L r N"], Float[Array, " N"], Bool[Array, " N"]]:
     """Find local minima of `moreau` by safeguarded Newton steps, all lanes together.
 
-    A step uses the Hessian with its pivots made positive, so it always points downhill. At nodes where the energy rose,
-    the step is cut by four. Each step evaluates the loss, its gradient and its Hessian once.
+    A step uses the Hessian with its pivots made positive, so it always points downhill. Where the energy rose, the step
+    is taken back and a quarter of it is tried next. Each step evaluates the loss, its gradient and its Hessian once.
 
     Args:
-        steps: most steps where loops have a condition.
-        count: steps where loops are `counted`; by default `_COUNTED_STEPS`.
+        z: starts; model, h, V and y are those of `moreau`.
+        tol: a lane has converged when its Newton step is below this, relative to 0.1 + max |z|.
+        steps: largest number of steps in a loop that ends by a condition.
+        count: number of steps in a `counted` loop; by default `_COUNTED_STEPS`.
 
     Returns:
         The minimisers, their energies, and whether they converged.

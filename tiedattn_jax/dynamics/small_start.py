@@ -1,12 +1,18 @@
 """Full-batch gradient descent from small starts: which of encodings, teacher and noise grows first, and how fast.
 
-# notation: T = -Hess_z loss(0, Y) of a sentence, (L, L); G(V) = T (1 - V T)^{-1}; zeta(V) is an eigenvalue of the
-# matrix M below, as a function of the response V; g = E tr G. Covariances are Sigma_l = s_l Sigma, the factors s_l
+# notation: T = -Hess_z loss(0, Y) of a sentence, (L, L), with the student's fields z and the teacher's fields Y. The
+# response V is a number, G(V) = T (1 - V T)^{-1}, and g = E tr G. Covariances are Sigma_l = s_l Sigma: the factors s_l
 # are part of T, and the atoms of Sigma have weights w_a and eigenvalues c_a.
 
-For a small student the gradient of the risk is linear: ``dQ/dtau = (M - lambda) Q`` with the random matrix
-``M = sum_mu X^T T(Y^mu) X``, where the rows of X are the tokens ``(x_l + p_l) / sqrt(d)``. The spectrum of M has a
-bulk, and at most a few eigenvalues above it: those of the encodings and those of the teacher.
+For small weights Q of the student the gradient of the risk is linear: ``dQ/dtau = (M - lambda) Q`` at time tau, with
+the ridge lambda and the random matrix ``M = sum_mu X^T T(Y) X``. Here mu numbers the sentences, and the rows of X are
+the tokens ``(x_l + p_l) / sqrt(d)``, with the encodings p_l. The spectrum of M has a bulk, and at most a few
+eigenvalues above it: those of the encodings and those of the teacher.
+
+For large d these eigenvalues, and the upper edge of the bulk, are values of one function zeta(V), which solves
+``V = sum_a w_a c_a / (zeta - alpha c_a g(V))``. The edge is the minimum of zeta, or zeta at the end of the range
+of V. Each direction has a condition on V, see `_signal`. If it holds at a V below that of the edge, zeta(V) is the
+direction's eigenvalue, and it *separates* from the bulk.
 """
 
 from __future__ import annotations
@@ -37,17 +43,19 @@ from ..theory.thresholds import Threshold
 from .spans import check_independent, check_smooth, smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
-# Events: from these alphas on the overlap of a small student grows faster than the bulk.
+# Names of the events of `separation`: above such an alpha the overlap of a small student grows faster than the bulk.
 SEPARATIONS = "encodings separate", "teacher separates"
-_SCAN = 48  # responses, or alphas, among which the first one is looked for where an eigenvalue meets its condition
-_ALPHAS = 1e-3, 1e4  # range in which `separation` looks
-_STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes at which the largest eigenvalue of T is looked for
-_FAR = 1e2, 1e4  # factors of normals at which T is compared to see whether it is bounded
-_BOUNDED = 1.5  # ratio of this eigenvalue at far and at very far fields above which it has no bound
+_SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
+_ALPHA_RANGE = 1e-3, 1e4  # range in which `separation` searches
+_STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes; on all of them the largest eigenvalue of T is searched for
+# T counts as bounded if its largest eigenvalue grows at most by this ratio from far to very far fields, which are
+# standard normals times these factors.
+_FAR_FACTORS = 1e2, 1e4
+_LARGEST_RATIO = 1.5
 
 
 class SmallRates(eqx.Module):
-    """Growth rates in every replicate of the averages, and whether the two directions separate from the bulk."""
+    """Rates of `SmallStart` in every replicate of the averages, and whether the two `DIRECTIONS` separate."""
 
     encodings: Float[Array, "*R"]
     teacher: Float[Array, "*R"]
@@ -58,15 +66,16 @@ class SmallRates(eqx.Module):
 class SmallStart(Replicated):
     """Growth rates of a small student under full-batch gradient descent at one alpha.
 
-    A component of the student grows as ``exp(rate tau)`` under ``dQ/dtau = -grad risk``. Rates are eigenvalues of the
-    matrix of the linearised gradient, minus lambda. Numbers are means over replicates; see `error_bar` for their bars.
+    A component of the student grows as ``exp(rate tau)`` under ``dQ/dtau = -grad risk``. Its rate is an eigenvalue of
+    the matrix M of the linearised gradient, minus lambda. Numbers are means over replicates; see `error_bar` for their
+    bars.
 
     Attributes:
         model, alpha: the setting.
         replicates: the rates in every replicate of the averages.
         encodings: rate of the overlap with the encodings; that of the bulk if it does not separate.
         teacher: rate of the overlap with the teacher; that of the bulk if it does not separate.
-        bulk: largest rate of a direction without overlaps.
+        bulk: largest rate of a direction that overlaps with neither encodings nor teacher.
     """
 
     model: Model
@@ -125,7 +134,7 @@ class Separation(Result):
     """The alphas above which the overlaps of a small student grow faster than the bulk.
 
     Attributes:
-        encodings: samples per dimension from which on the eigenvalue of the encodings separates; NaN if it does not.
+        encodings: samples per dimension above which the eigenvalue of the encodings separates; NaN if it does not.
         teacher: likewise for the teacher.
         stderr: error bars of the two.
         sensitivities: derivatives of the two in the numbers of the model, each as a model.
@@ -156,17 +165,17 @@ class Separation(Result):
 def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
     """Return the growth rates of a small student under full-batch gradient descent, for large d.
 
-    For small Q the gradient flow is linear, ``dQ/dtau = (M - lambda) Q``. The matrix M of the data has a bulk of
-    eigenvalues, and outside of it one of the encodings and one of the teacher, if there are samples enough. The
+    For small weights Q the gradient flow is linear, ``dQ/dtau = (M - lambda) Q``. The eigenvalues of the matrix M of
+    the data form a bulk. With enough samples one eigenvalue of the encodings and one of the teacher lie above it. The
     direction with the largest rate emerges first if d is large and the start is small. Averages are over the teacher's
     fields alone. Works under `jit`, `vmap` and `grad`.
 
     Args:
-        model: any smooth layer whose loss has, at zero fields, the same second derivative for all columns of the
-            student and none between columns; covariances are proportional to each other.
+        model: any smooth layer with covariances that are proportional to each other. At zero fields, its loss must have
+            the same second derivative for all columns of the student and none between columns.
         alpha: samples per dimension, n / d.
-        nodes: averages, made for `model`. By default a tensor grid of the teacher's fields if there are at most four,
-            else 2^15 Sobol points.
+        nodes: averaging rule, made for `model`. By default a tensor grid over the teacher's fields if these are at most
+            four, else 2^15 Sobol points.
 
     Returns:
         A `SmallStart` with the rates of encodings, teacher and bulk.
@@ -199,7 +208,12 @@ def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
 
 
 def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
-    """Return one of the two alphas of `separation` by its name in `SEPARATIONS`."""
+    """Return one of the two alphas of `separation`, as a `Threshold`.
+
+    Args:
+        event: its name in `SEPARATIONS`.
+        model, nodes: as in `separation`.
+    """
     _check(model)
     rule, direction = _rule(model, nodes), jnp.asarray(SEPARATIONS.index(event))
 
@@ -212,6 +226,7 @@ def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
 
 
 def _rule(model: Model, nodes: Rule | None) -> Rule:
+    """Return the caller's averaging rule after a check, or the default one."""
     if nodes is None:
         return smooth_rule(span_fields(model, 0))
     check_rule(nodes, model)
@@ -219,6 +234,7 @@ def _rule(model: Model, nodes: Rule | None) -> Rule:
 
 
 def _check(model: Model) -> None:
+    """Raise an `InputError` unless the closed form holds for `model`; `small_start` lists what it needs."""
     check_smooth(model, "small starts")
     check_independent(model, "small starts")
     if not is_concrete(model):
@@ -235,19 +251,23 @@ def _check(model: Model) -> None:
             text = "must have a loss with the same second derivative at zero for all columns of the student, and none"
             raise InputError("model", f"{text} between columns, got {type(model).__name__}: use rank=1")
         far, very_far = tops
-        if not very_far <= _BOUNDED * max(far, np.abs(H).max()):
+        if not very_far <= _LARGEST_RATIO * max(far, np.abs(H).max()):
             text = "must have a bounded target for small starts, as softmax attention does: the bulk else has no edge"
             raise InputError("model", f"{text}, got {type(model).__name__}")
 
 
 def _hessian(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
-    """Return the second derivative of the loss at zero fields of the student."""
+    """Return the second derivative of the loss at zero student fields.
+
+    Args:
+        y: fields of the teacher, followed by those of the noise if the labels have noise.
+    """
     L, r, _ = model.shape
     return jax.hessian(lambda Z: model.loss(Z, *model.label(y)))(jnp.zeros((L, r), y.dtype))
 
 
 def _T(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, "N L L"]:
-    """Return T of sentences with these fields of the teacher, times the relative scales of the tokens."""
+    """Return T of sentences with teacher fields Y, with rows and columns scaled by sqrt(s_l)."""
     scale = jnp.sqrt(_token_scales(model))
     T = -jax.vmap(lambda y: _hessian(model, y)[:, 0, :, 0])(Y)
     return scale[:, None] * scale * T
@@ -260,28 +280,37 @@ def _token_scales(model: Model) -> Float[Array, " L"]:
 
 @jax.jit
 def _probe(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r L r"], Float[Array, " 2"]]:
-    """Return second derivatives at zero, and the largest eigenvalue of T at far and at very far fields."""
-    tops = lax.map(lambda stretch: jnp.max(_top(model, stretch * Y)), jnp.asarray(_FAR, Y.dtype))
+    """Return the numbers of `_check`: second derivatives at zero, and top eigenvalues of T far out and very far out.
+
+    Args:
+        Y: standard normals in place of the fields; `_FAR_FACTORS` stretch them for the eigenvalues.
+    """
+    tops = lax.map(lambda stretch: jnp.max(_top_eigenvalues(model, stretch * Y)), jnp.asarray(_FAR_FACTORS, Y.dtype))
     return jax.vmap(lambda y: _hessian(model, y))(Y), tops
 
 
 @jax.jit
-def _top(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, " N"]:
-    """Return the largest eigenvalue of T."""
+def _top_eigenvalues(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, " N"]:
+    """Return the largest eigenvalue of T of every sentence."""
     return jnp.linalg.eigvalsh(_T(model, Y))[:, -1]
 
 
 class _Sentences(NamedTuple):
-    """Averages in one replicate: T and the teacher's standard normals at the nodes, and where the range of V ends."""
+    """The sentences at the nodes of one replicate."""
 
     T: Float[Array, "N L L"]
-    normals: Float[Array, "N L t"]
-    weight: Float[Array, " N"]
-    end: Float[Array, ""]
+    normals: Float[Array, "N L t"]  # standard normals from which the teacher's fields are made
+    weight: Float[Array, " N"]  # weights of the nodes
+    end: Float[Array, ""]  # upper end of the range of V, where 1 - V T is positive definite for all sentences
 
 
 @precise
 def _sentences(model: Model, replicate: Replicate) -> _Sentences:
+    """Evaluate T at the nodes of a replicate, and find where the range of V ends.
+
+    It ends at 1 / sup T, over the fields of all sentences that are possible. The nodes alone may miss this supremum, so
+    they are also stretched by `_STRETCHES`.
+    """
     t = model.shape[2]
 
     def at_block(block: Any) -> tuple[Array, Array, Array, Array, Array]:
@@ -290,22 +319,24 @@ def _sentences(model: Model, replicate: Replicate) -> _Sentences:
         def label_fields(stretch: float) -> Array:
             return jnp.moveaxis(teacher_fields(model, stretch * normals), 2, 0)
 
-        tops = [_top(*lax.stop_gradient((model, label_fields(stretch)))) for stretch in _STRETCHES]
-        node = jnp.argmax(jnp.stack([jnp.max(top) for top in tops]))
-        far = jnp.stack([label_fields(s)[jnp.argmax(top)] for s, top in zip(_STRETCHES, tops, strict=True)])[node]
+        tops = [_top_eigenvalues(*lax.stop_gradient((model, label_fields(stretch)))) for stretch in _STRETCHES]
+        stretch_of_largest = jnp.argmax(jnp.stack([jnp.max(top) for top in tops]))
+        largest_of_each = [label_fields(s)[jnp.argmax(top)] for s, top in zip(_STRETCHES, tops, strict=True)]
+        fields = lax.stop_gradient(jnp.stack(largest_of_each)[stretch_of_largest])
         T = _T(model, label_fields(1.0))
-        return T, jnp.moveaxis(normals[:, :t], 2, 0), weight, lax.stop_gradient(far), jnp.max(jnp.stack(tops))
+        return T, jnp.moveaxis(normals[:, :t], 2, 0), weight, fields, jnp.max(jnp.stack(tops))
 
-    T, normals, weight, far, tops = lax.map(at_block, replicate.blocks())
+    T, normals, weight, fields, tops = lax.map(at_block, replicate.blocks())
     T, normals = (a.reshape(-1, *a.shape[2:]) for a in (T, normals))
     # Where T is largest its derivative in the fields is zero, so the fields count as constants.
-    top = _top(model, far[jnp.argmax(tops)][None])[0]
+    top = _top_eigenvalues(model, fields[jnp.argmax(tops)][None])[0]
+    # Slightly below 1 / top, where G would be infinite.
     end = (1 - 100 * jnp.finfo(top.dtype).eps) / jnp.maximum(top, jnp.finfo(top.dtype).tiny)
     return _Sentences(T, normals, weight.ravel(), end)
 
 
 class _Moments(NamedTuple):
-    """Averages at one response V."""
+    """Averages over the sentences at one response V."""
 
     g: Float[Array, ""]  # E tr G
     slope: Float[Array, ""]  # dg/dV = E tr G^2
@@ -315,6 +346,7 @@ class _Moments(NamedTuple):
 
 @precise
 def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
+    """Return the averages of G over the sentences."""
     L, t = data.normals.shape[1:]
     G = data.T @ inverse(jnp.eye(L, dtype=V.dtype) - V * data.T)
     g = jnp.einsum("nll,n->", G, data.weight)
@@ -324,14 +356,24 @@ def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
 
 
 def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
-    """Return the first root between ordered points, the first of which is below it, and whether there is one."""
+    """Return the first root of a function, and whether there is one.
+
+    Args:
+        fn: a function that is negative at the first point.
+        points: ascending; a root is found if the function is positive at one of them.
+    """
     above = lax.map(fn, lax.stop_gradient(points)) > 0
     exists, first = jnp.any(above[1:]), jnp.argmax(above[1:])
     return bisected_root(fn, points[first], points[first + 1]), exists
 
 
 def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, ""]:
-    """Return zeta(V), the solution of ``V = sum_a w_a c_a / (zeta - alpha c_a g)``."""
+    """Return zeta(V), the solution of ``V = sum_a w_a c_a / (zeta - alpha c_a g)``.
+
+    Args:
+        V: response.
+        g: E tr G at V.
+    """
     law = model.law()
     c = jnp.mean(law.gamma, 1)
     mean = law.weights @ c
@@ -339,6 +381,7 @@ def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, 
         return c[0] / V + alpha * c[0] * g
     pole = jnp.max(alpha * c * g)
 
+    # Above the pole the sum falls from infinity, and is at most (sum_a w_a c_a) / (zeta - pole).
     def excess(zeta: Array) -> Array:
         return V - law.weights @ (c / (zeta - alpha * c * g))
 
@@ -346,16 +389,17 @@ def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, 
 
 
 def _responses(model: Model, alpha: Array, V: Array, moments: _Moments) -> tuple[Array, Float[Array, " K"]]:
-    """Return zeta and the responses of the atoms, ``1 / (zeta - alpha c_a g)``."""
+    """Return zeta(V) and the responses of the atoms of Sigma, ``1 / (zeta - alpha c_a g)``."""
     zeta = _eigenvalue(model, alpha, V, moments.g)
     return zeta, 1 / (zeta - alpha * jnp.mean(model.law().gamma, 1) * moments.g)
 
 
 def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
-    """Return the response at the edge of the bulk: where zeta(V) is least, or the end of the range of V."""
+    """Return the response V at the edge of the bulk: where zeta(V) is least, or the end of the range of V."""
     law = model.law()
     c = jnp.mean(law.gamma, 1)
 
+    # Has the sign of d zeta / d V, by the derivative of the equation that zeta solves.
     def slope(V: Array) -> Array:
         moments = _moments(data, V)
         _, responses = _responses(model, alpha, V, moments)
@@ -366,40 +410,47 @@ def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
 
 
 def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: Array) -> Float[Array, ""]:
-    """Return the number that is one where the direction has the eigenvalue zeta(V) outside the bulk."""
+    """Return the number that must be one for zeta(V) to be the eigenvalue of a direction; it is less at small V.
+
+    Args:
+        direction: index in `DIRECTIONS`.
+        V: response, at most that of the edge of the bulk.
+    """
     law, moments = model.law(), _moments(data, V)
     _, responses = _responses(model, alpha, V, moments)
     scale = jnp.sqrt(_token_scales(model))
     c = jnp.mean(law.gamma, 1)
 
     def encodings() -> Array:
-        tau = jnp.einsum("a,akl,a->kl", law.weights, law.tau, responses) / (scale[:, None] * scale)
-        return largest_eigenvalue(tau, alpha * moments.encodings)
+        gram = jnp.einsum("a,akl,a->kl", law.weights, law.tau, responses) / (scale[:, None] * scale)
+        return largest_eigenvalue(gram, alpha * moments.encodings)
 
     def teacher() -> Array:
         whiten = inverse(cholesky(jnp.einsum("a,a,ast->st", law.weights, c, law.pi)))
-        pi = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
-        return largest_eigenvalue(pi, alpha * moments.teacher)
+        gram = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
+        return largest_eigenvalue(gram, alpha * moments.teacher)
 
     return lax.cond(direction == 0, encodings, teacher)
 
 
 @program
 def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
-    def zeta(data: _Sentences, V: Array) -> Array:
+    """Return the rates of `small_start` in every replicate."""
+
+    def rate(data: _Sentences, V: Array) -> Array:
         return _eigenvalue(model, alpha, V, _moments(data, V).g) - model.lam
 
     def rates(replicate: Replicate) -> SmallRates:
         data = _sentences(model, replicate)
         edge = _edge(model, alpha, data)
-        bulk = zeta(data, edge)
+        bulk = rate(data, edge)
         points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype).at[0].set(1e-6)
 
-        def outlier(direction: Array) -> tuple[Array, Array]:
+        def rate_of(direction: Array) -> tuple[Array, Array]:
             V, separates = _first_root(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
-            return jnp.where(separates, zeta(data, V), bulk), separates
+            return jnp.where(separates, rate(data, V), bulk), separates
 
-        values, separates = lax.map(outlier, jnp.arange(len(DIRECTIONS)))
+        values, separates = lax.map(rate_of, jnp.arange(len(DIRECTIONS)))
         return SmallRates(values[0], values[1], bulk, separates)
 
     return rule.each(rates)
@@ -407,7 +458,13 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
 
 @program
 def _thresholds(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
-    """Return the alpha of `separation` in every replicate; NaN if there is none."""
+    """Return the alpha of `separation` for one direction, in every replicate; NaN if there is none.
+
+    At this alpha the eigenvalue of the direction reaches the edge of the bulk.
+
+    Args:
+        direction: index in `DIRECTIONS`.
+    """
 
     def threshold(replicate: Replicate) -> Array:
         data = _sentences(model, replicate)
@@ -416,7 +473,7 @@ def _thresholds(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"
             alpha = jnp.exp(log_alpha)
             return _signal(model, alpha, data, direction, _edge(model, alpha, data)) - 1
 
-        low, high = (math.log(a) for a in _ALPHAS)
+        low, high = (math.log(a) for a in _ALPHA_RANGE)
         points = jnp.linspace(low, high, _SCAN + 1, dtype=model.lam.dtype)
         log_alpha, exists = _first_root(excess, points)
         return jnp.where(exists, jnp.exp(log_alpha), jnp.nan)

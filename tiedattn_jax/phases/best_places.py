@@ -1,7 +1,11 @@
-"""The place of the smallest test error on all replicates of the averages, with its derivatives.
+"""The value of a number at which the test error is smallest, on all replicates of the averages, with its derivatives.
+
+# notation: the *number* is the one of the model that is varied, such as its ridge, and x = log(number). A *place* is a
+# candidate for the best x. `best_search` finds places on the coarse replicate; this module locates them on all.
 
 All derivatives follow from first derivatives along the branch, which contain the jumps of the proximal operator. Second
-derivatives are differences of these in the number alone, because mixed derivatives are symmetric.
+derivatives, in x twice or in x and another number p, are differences of first derivatives at two values of x. Nothing
+is differenced in p, because d/dp d/dx = d/dx d/dp.
 """
 
 from __future__ import annotations
@@ -25,34 +29,36 @@ from ..theory.states import State
 from .best_search import Place, Task, Walk, places_of, walk_path
 from .locate import implicit_derivatives
 
-# Half of the difference in x from which second derivatives are computed. For the semantic branch at alpha = 1.25, on
-# lines of order 5, it moves d x / d alpha by .2 % at .1 and by 2 % at .2. Below .05 the noise of 2 % a replicate grows.
-_HALF = 0.1
-_COARSE_STEPS = 3  # maximum number of Newton steps on the coarse replicate, and on all of them
-_MAX_STEPS = 8
-# The search stops when the step in x is below this. The place follows to about the square of it.
+# Second derivatives are differences between x + this and x - this. Measured for d x / d alpha on the semantic branch at
+# alpha = 1.25, on lines of order 5: the finite difference changes it by .2 % at .1 and by 2 % at .2. The noise is 2 % a
+# replicate, and grows below .05.
+_OFFSET = 0.1
+_COARSE_STEPS = 3  # maximum number of Newton steps on the coarse replicate
+_MAX_STEPS = 8  # maximum number of Newton steps on all replicates
+# The search stops when the step in x is below this. The error of x that remains is about the square of it.
 _TOLERANCE = {"inside": 0.02, "transition": 1e-3}
-_LONGEST_STEP = 0.7  # longest step in x
-_MARGIN = 0.05  # places whose error on the coarse replicate is larger by this share are not looked at
+_LONGEST_STEP = 0.7  # longest Newton step in x
+# A place is located only if its error on the coarse replicate exceeds the smallest one by at most this share.
+_MARGIN = 0.05
 _CLOSE = 1.0  # distance in x from a transition below which the losses of both branches are compared on all replicates
 
 
 def state_error(
     model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
 ) -> Float[Array, ""]:
-    """Return the test error of a state, as an `Observable`."""
+    """Return the test error of a state; an `Observable`, which takes `alpha` and `free`, too, and does not use them."""
     return gen_error_in(model, x, replicate)
 
 
 class Sample(NamedTuple):
-    """States of a branch at one value of the number, exp(x), and the derivatives of their test errors.
+    """States of a branch at one x, and the derivatives of their test errors.
 
     Attributes:
-        x: logarithm of the value.
-        state: the states of all replicates.
+        x: logarithm of the number.
+        state: the states of all replicates, or of the coarse one.
         error: test error in every replicate; NaN in those that lack the state.
         slope: its derivative in x along the branch.
-        rates: its derivatives in the other numbers of the model and in alpha, (R, ...).
+        rates: its derivatives in the other numbers of the model and in alpha, at fixed x; leaves (R, ...).
     """
 
     x: float
@@ -63,15 +69,17 @@ class Sample(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """The place of the smallest test error, in every replicate.
+    """A located place: the x at which the test error is smallest, in every replicate.
 
     Attributes:
         kind: see `best_ridge.PLACES`.
         branch: index of the branch in the task.
         x: logarithm of the number in every replicate.
         error: test error there.
-        x_rates, error_rates: derivatives of both in the other numbers of the model and in alpha, (R, ...).
-        states: the states at the mean value: that of the branch, and at a transition that of the other branch.
+        x_rates, error_rates: derivatives of x and error in the other numbers of the model and in alpha; leaves
+            (R, ...).
+        states: the states at `value`: those of the branch and, at a transition, those of the other branch; empty before
+            `best_path` adds them.
         converged: whether the search converged.
     """
 
@@ -106,13 +114,18 @@ def best_path(task: Task) -> Path:
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
-    """Path that locates a place on all replicates; returns an `Optimum`, or None if a state is lost."""
+    """Path that locates a place on all replicates; returns an `Optimum`, or None if a state is lost.
+
+    All replicates may decide otherwise than the coarse one: a transition may turn out to be a minimum before it, and a
+    minimum may lie beyond the transition.
+    """
     walk = walks[place.branch]
     crossing = min(place.crossings, key=lambda c: abs(c - place.x), default=None)
     if place.kind == "transition":
         assert crossing is not None
         optimum, slope = yield from _at_transition(task, walks, place, crossing)
-        # The place is the transition only if the error falls towards it from the side on which the branch counts.
+        # The branch of the place is the global minimum on one side of the transition only. The error is smallest at the
+        # transition if it falls towards it on that side.
         falls = slope <= 0 if crossing == place.high else slope >= 0
         return optimum if falls else (yield from _inside(task, walk, place))
     if place.kind == "inside":
@@ -124,6 +137,7 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
             if quorum(usable) and np.mean(difference[usable]) < 0:
                 optimum, _ = yield from _at_transition(task, walks, place, crossing)
         return optimum
+    # A place at an end of the range does not move with the other numbers.
     sample = yield from _sample(task, walk.branch, place.x, walk.nearest(place.x))
     if sample is None:
         return None
@@ -133,9 +147,10 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
 
 
 def _inside(task: Task, walk: Walk, place: Place) -> Path:
-    """Path of Newton's method for a zero of the slope of the error; returns an `Optimum`, or None without a state.
+    """Path of Newton's method for a zero of the slope of the error; returns an `Optimum`, or None if a state is lost.
 
-    The first steps use the coarse replicate, and the curvature of its walk.
+    The first steps use the coarse replicate and the curvature of the spline through its walk. Such a step needs one
+    sample of one replicate; a later step needs three samples of all replicates.
     """
     low, high = np.log(task.bracket)
     x, overlaps, curvature, converged = place.x, walk.nearest(place.x), place.curvature, False
@@ -143,30 +158,33 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
         first = yield from _sample(task, walk.branch, x, overlaps, coarse=True)
         if first is None:
             break
-        step, overlaps = _newton(first.slope, curvature), indexed(first.state.overlaps, 0)
+        step, overlaps = _newton_step(first.slope, curvature), indexed(first.state.overlaps, 0)
         x = float(np.clip(x + step, low, high))
         if abs(step) < _TOLERANCE["inside"]:
             break
     for _ in range(_MAX_STEPS):
-        # The outer samples give the second derivatives.
-        samples = yield [_sample(task, walk.branch, x + d, overlaps) for d in (-_HALF, 0.0, _HALF)]
+        # The middle sample gives the slope, the outer ones the second derivatives.
+        samples = yield [_sample(task, walk.branch, x + d, overlaps) for d in (-_OFFSET, 0.0, _OFFSET)]
         if any(sample is None for sample in samples):
             return None
         before, middle, after = samples
-        curvatures = (after.slope - before.slope) / (2 * _HALF)
-        step, overlaps = _newton(middle.slope, float(np.nanmean(curvatures))), middle.state.overlaps
+        curvatures = (after.slope - before.slope) / (2 * _OFFSET)
+        step, overlaps = _newton_step(middle.slope, float(np.nanmean(curvatures))), middle.state.overlaps
         if converged := np.nanmean(curvatures) > 0 and abs(step) < _TOLERANCE["inside"]:
             break
         x = float(np.clip(x + step, low, high))
-    shift = -middle.slope / curvatures
-    x_rates = jax.tree.map(lambda a, b: -(b - a) / (2 * _HALF) / _along(curvatures, a), before.rates, after.rates)
+    shift = -middle.slope / curvatures  # from the common x to the zero of every replicate
+    x_rates = jax.tree.map(lambda a, b: -(b - a) / (2 * _OFFSET) / _extend_to(curvatures, a), before.rates, after.rates)
     error = middle.error + 0.5 * middle.slope * shift
-    rates = _moved(middle, x_rates)
+    rates = _total_rates(middle, x_rates)
     return Optimum("inside", place.branch, middle.x + shift, error, x_rates, rates, (), bool(converged))
 
 
 def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) -> Path:
-    """Path of Newton's method for the value at which the losses of both branches are equal.
+    """Path of Newton's method for the x at which the training losses of both branches are equal.
+
+    Args:
+        x: where the search starts.
 
     Returns:
         An `Optimum`, or None if a state is lost; and the mean slope of the error of the place's branch there.
@@ -180,7 +198,7 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
         difference = np.where(usable, states[0].train_loss - states[1].train_loss, np.nan)
         by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
         slope, rates = task.slopes(x, by_model, by_alpha)
-        step = _newton(difference, float(np.nanmean(slope)))
+        step = _newton_step(difference, float(np.nanmean(slope)))
         if converged := abs(step) < _TOLERANCE["transition"]:
             break
         x += step
@@ -188,21 +206,29 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
     if sample is None:
         return None, np.nan
     shift = -difference / slope
-    x_rates = jax.tree.map(lambda a: -a / _along(slope, a), rates)
+    x_rates = jax.tree.map(lambda a: -a / _extend_to(slope, a), rates)
     error = sample.error + sample.slope * shift
-    optimum = Optimum("transition", place.branch, x + shift, error, x_rates, _moved(sample, x_rates), (), converged)
+    optimum = Optimum(
+        "transition", place.branch, x + shift, error, x_rates, _total_rates(sample, x_rates), (), converged
+    )
     return optimum, float(np.nanmean(sample.slope))
 
 
 def _states(task: Task, walks: Sequence[Walk], branch: int, x: float) -> Path:
-    """Path to the states of a branch on all replicates."""
+    """Path that solves a branch at x on all replicates; returns the states.
+
+    Args:
+        branch: index of the branch in the task.
+    """
     return task.problem(walks[branch].branch, x).solve_replicates(walks[branch].nearest(x))
 
 
 def _sample(task: Task, branch: str, x: float, overlaps: Overlaps, coarse: bool = False) -> Path:
-    """Path that solves a branch at exp(x); returns a `Sample`, or None if there is no state.
+    """Path that solves a branch at x and differentiates its test error; returns a `Sample`, or None without a state.
 
     Args:
+        branch: name of the branch.
+        overlaps: start of the search.
         coarse: whether to use the coarse replicate only, which is then the only one of the sample.
     """
     problem = task.problem(branch, x)
@@ -216,18 +242,23 @@ def _sample(task: Task, branch: str, x: float, overlaps: Overlaps, coarse: bool 
     return Sample(x, state, error, slope, rates)
 
 
-def _newton(value: Float[GivenArray, " R"], slope: float) -> float:
-    """Return the step to the zero of a function, clipped to the longest one; zero if there is none."""
+def _newton_step(value: Float[GivenArray, " R"], slope: float) -> float:
+    """Return Newton's step to the zero of a function in x, at most `_LONGEST_STEP`; no step if the slope is zero.
+
+    Args:
+        value: the function in every replicate; the step is that of the mean.
+        slope: its mean derivative.
+    """
     mean = float(np.nanmean(value))
     step = -mean / slope if slope else 0.0
     return float(np.clip(step, -_LONGEST_STEP, _LONGEST_STEP))
 
 
-def _moved(sample: Sample, x_rates: PyTree[Float[GivenArray, "R ..."]]) -> PyTree[Float[GivenArray, "R ..."]]:
-    """Return the derivatives of the test error at a place that moves."""
-    return jax.tree.map(lambda a, b: a + _along(sample.slope, a) * b, sample.rates, x_rates)
+def _total_rates(sample: Sample, x_rates: PyTree[Float[GivenArray, "R ..."]]) -> PyTree[Float[GivenArray, "R ..."]]:
+    """Return the total derivatives of the test error at a place that moves by x_rates, by the chain rule."""
+    return jax.tree.map(lambda a, b: a + _extend_to(sample.slope, a) * b, sample.rates, x_rates)
 
 
-def _along(values: Float[GivenArray, " R"], a: Float[GivenArray, "R ..."]) -> Float[GivenArray, "R ..."]:
-    """Give values of the replicates the axes of `a`."""
+def _extend_to(values: Float[GivenArray, " R"], a: Float[GivenArray, "R ..."]) -> Float[GivenArray, "R ..."]:
+    """Append axes to one value per replicate, so that it multiplies or divides `a`."""
     return values.reshape(-1, *[1] * (np.ndim(a) - 1))

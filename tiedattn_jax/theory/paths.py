@@ -1,4 +1,8 @@
-"""Paths, what they ask for, and the scheduler that hands it out; see `pool`."""
+"""Paths, their requests, and the scheduler that hands these to the workers of `pool`.
+
+A path is a generator that describes a computation of several states. It yields a request, or a list of them, and is
+sent the results. A request is a `Lane`, a `Call` or another path, which is then the child of this one.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,16 @@ Path = Generator[Any, Any, Any]
 
 
 class Lane(NamedTuple):
-    """One root search.
+    """Request for one root search: a state of the saddle-point equations in one replicate of the averages.
 
     Attributes:
-        model, alpha: the setting; their numbers are concrete.
+        model, alpha: the setting; numbers, not tracers of jax.
         rule: averaging rule.
         replicate: index of the replicate in the rule, or `COARSE`.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0: the branch fixes them at zero.
         start: overlaps to start from.
         settings: tolerances.
-        attempts: number of starts that are tried. They are `start`, scaled as `newton.ATTEMPTS` says.
+        attempts: number of starts that are tried in turn: `start` scaled by the first rows of `newton.ATTEMPTS`.
     """
 
     model: Model
@@ -52,22 +56,22 @@ class Lane(NamedTuple):
 
     @property
     def search(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
-        """Arguments of Newton's method: start, tolerances, number of attempts, largest residual of a stalled state."""
+        """Further arguments of `equations.search`: start, tolerances, attempts, largest residual of a stalled state."""
         stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
-        # Arrays of the host have no weak type. A weak type would trigger another compilation.
+        # NumPy arrays, because arrays of jax may have a weak type, which would trigger another compilation.
         start = jax.tree.map(np.asarray, self.start)
         return start, self.settings, np.asarray(self.attempts), stall
 
 
 class Call(NamedTuple):
-    """Request for a long computation: `function(*arguments)`, of concrete arrays. The path is sent the result."""
+    """Request for a computation that is no root search: `function(*arguments)`, with arguments that are no tracers."""
 
     function: Callable[..., Any]
     arguments: tuple
 
 
 class Failure(NamedTuple):
-    """The exception that ended a path."""
+    """Result of a request that an exception ended."""
 
     error: Exception
 
@@ -94,7 +98,16 @@ def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
 
 
 class _Task:
-    """A running path, and the position of its result in the answers to its parent, or in the results of all."""
+    """A path that has begun, and the answers that it waits for.
+
+    Attributes:
+        path: the generator.
+        parent: task of the path that requested it; None for a path that the scheduler was given.
+        position: index of its result among the answers to the parent, or among the results of the scheduler.
+        as_list: whether the path is sent its answers as a list.
+        missing: number of answers that have not arrived.
+        answers: results of its requests, in their order.
+    """
 
     def __init__(self, path: Path, parent: _Task | None, position: int):
         self.path, self.parent, self.position = path, parent, position
@@ -102,7 +115,7 @@ class _Task:
         self.answers: list[Any] = []
 
     def expects(self, count: int, as_list: bool) -> None:
-        """Wait for `count` answers; the path is sent them as a list, or the single one as it is."""
+        """Begin to wait for `count` answers, which the path is sent as a list, or for a single one as it is."""
         self.as_list, self.answers, self.missing = as_list, [None] * count, count
 
 
@@ -115,7 +128,18 @@ class Job(NamedTuple):
 
 
 class Scheduler:
-    """Advances the paths, and hands out in order the lanes and calls whose results they wait for."""
+    """Advances paths until they wait for lanes and calls, and hands these out in the order in which they were yielded.
+
+    The pool takes jobs from `next` and delivers their results by `answer`. A path starts only when those that have
+    begun have no job to hand out.
+
+    Attributes:
+        unstarted: the paths that have not begun, with their indices.
+        done: function that is called with the index and the result of a path, or its `Failure`, when it has ended.
+        ready: tasks that can go on, each with what its path is sent.
+        waiting: jobs that have not been handed out.
+        results: results of the paths that have begun; None where they have not ended.
+    """
 
     def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
         self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
@@ -142,6 +166,7 @@ class Scheduler:
         return False
 
     def _step(self, task: _Task, answer: Any) -> None:
+        """Send a path the answer that it waited for; a `Failure` is raised in it. Then queue its next requests."""
         try:
             if isinstance(answer, Failure):
                 yielded = task.path.throw(answer.error)
@@ -169,6 +194,7 @@ class Scheduler:
                     self.waiting.append(Job(request, task, position))
 
     def _end(self, task: _Task, result: Any) -> None:
+        """Pass the result of a path that has ended to its parent, or to the results of the scheduler."""
         if task.parent is None:
             self.results[task.position] = result
             self.done(task.position, result)
@@ -176,7 +202,10 @@ class Scheduler:
             self.answer(task.parent, task.position, result)
 
     def answer(self, task: _Task, position: int, result: Any) -> None:
-        """Deliver one result. After the last one the path resumes with all answers, or with the first failure."""
+        """Deliver one result to a task. After the last one the task is ready, with all answers or the first failure.
+
+        A failure, too, waits for the other answers, because they will be delivered to this task.
+        """
         task.answers[position] = result
         task.missing -= 1
         if task.missing == 0:
@@ -185,7 +214,7 @@ class Scheduler:
 
 
 def result_of(request: Lane | Call) -> Any:
-    """Compute the state at the end of a lane, or the result of a call."""
+    """Compute the state at the end of a lane, or the result of a call; an exception is returned as a `Failure`."""
     try:
         if isinstance(request, Call):
             return jax.block_until_ready(request.function(*request.arguments))
