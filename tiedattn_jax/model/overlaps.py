@@ -227,8 +227,8 @@ State = TypeVar("State", Overlaps, Conjugates)
 def impose(x: State, free: Float[StateArray, " 2"]) -> State:
     """Set the order parameters to zero that the symmetry of a branch sets to zero.
 
-    Applied to conjugates it has the effect that symmetrising the frozen nodes would have. The overlaps with the means
-    of classes are free if theta is, because the teacher sees these means.
+    A conjugate that is zero by symmetry differs from zero on frozen nodes, which are not symmetric; this removes the
+    difference. The overlaps with the means of classes are free if theta is, because the teacher sees these means.
     """
     is_encoding = np.arange(x.m.shape[-2])[:, None] < _encoding_count(x)
     return type(x)(x.q, x.V, free[0] * x.theta, jnp.where(is_encoding, free[1], free[0]) * x.m)
