@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
@@ -95,3 +97,41 @@ def test_three_token_positional_state_is_unstable_towards_theta():
     assert bool(fp.ok)
     np.testing.assert_allclose(fp.overlaps.m[:, 0], fp.overlaps.m[0, 0] * jnp.array([1, 0, -1]), atol=1e-12)
     assert float(fp.diagnostics.growth_theta) > 1
+
+
+class UnequalNorms(ta.DotProduct):
+    """The standard loss for tokens whose norms fluctuate: classes of tokens differ in variance alone."""
+
+    def loss(self, Z, Y):
+        return 0.125 * jnp.sum((self.student(Z) - self.target(Y)) ** 2)
+
+
+def trained_on_unequal_norms(key, spread, d=400):
+    """Numbers (loss, Theta, R) of the semantic minimum where every token is multiplied by exp(spread N - spread^2)."""
+    model, (sentences, norms) = ta.dot_product(), jax.random.split(key)
+    data = ta.sample_data(model, d, 2.0, sentences, normalise=True)
+    factor = jnp.exp(spread * jax.random.normal(norms, (2, data.x.shape[1], 1)) - spread**2)
+    p = data.encodings[:, None] / d**0.5
+    x, y = factor * (data.x - p) + p, jnp.swapaxes(factor, 0, 1) * data.y
+    end = ta.train(model, ta.Data(x, y, data.teacher, data.encodings, data.gamma), optimizer="lbfgs", tol=1e-7)
+    assert end.gradient_norm < 1e-6
+    return end.train_loss, abs(end.overlaps.theta[0, 0, 0]) / 0.25, end.overlaps.q[0, 0, 0] / 0.25
+
+
+@pytest.mark.slow
+def test_fluctuating_norms_are_classes_of_tokens():
+    """Tokens of a lognormal norm, as three classes of Gauss-Hermite variances; with equal norms the theory is off."""
+    spread = 0.3
+    ends = np.array([trained_on_unequal_norms(key, spread) for key in jax.random.split(jax.random.key(0), 10)])
+    mean, bar = np.mean(ends, 0), np.std(ends, 0, ddof=1) / len(ends) ** 0.5
+    normals, shares = np.polynomial.hermite_e.hermegauss(3)
+    variances, shares = 0.25 * np.exp(2 * (spread * normals - spread**2)), shares / shares.sum()
+    kinds = {(k, l): float(shares[k] * shares[l]) for k in range(3) for l in range(3)}
+    model = UnequalNorms.of(law=ta.SpectralLaw.of_classes(variances, kinds))
+    point = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**10, replicates=2))
+    assert bool(point.ok)
+    x, equal = point.overlaps, next(case for case in CASES if (case.alpha, case.branch) == (2.0, "semantic"))
+    theory = np.array([point.train_loss, x.theta[0, 0, 0] / variances[0], x.q[0, 0, 0] / variances[0]])
+    assert np.all(np.abs(mean - theory) < 3 * bar)
+    plain = np.array([equal.train_loss, equal.theta / 0.25, equal.q / 0.25])
+    assert np.all(mean < plain - 6 * bar) and np.all(mean / plain - 1 < [-0.03, -0.06, -0.08])

@@ -115,6 +115,17 @@ def printed(notebook) -> str:
             ["d = 80, 2 instances: converged"],
         ),
         ("optimal", "D = 80\nINSTANCES = 2\nPOINTS = 5\nORDER = 5", 3, ["alpha = 0.4: overlap", "alpha = 2.0: cosine"]),
+        (
+            "learning",
+            "D = 40\nRUNS = 2\nUNTIL = 48.0\nOMEGAS = (0.0, 0.1)\nSIZES = (0.1, 0.2)\nTRAINED = 40\nINSTANCES = 2",
+            4,
+            [
+                "kappa = 0.005: size R 0.085 0.098",
+                "omega = 0.1: m 0.259, curvature -0.00282",
+                "teacher first (converged)",
+                "of 2",
+            ],
+        ),
         ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
     ],
 )

@@ -80,6 +80,21 @@ def test_a_fixed_point(capsys):
     )
 
 
+def test_a_state_of_no_branch_says_what_it_is():
+    """Its order parameters were all free, and it may follow some of the teacher's directions alone."""
+    point = made.fixed_point()
+    free = ta.FixedPoint(point.model, point.alpha, point.replicates, None)
+    assert repr(free).startswith("FixedPoint(semantic state at alpha = 2; q=")
+    model = ta.dot_product(rank=2, teacher=np.eye(2))
+    for theta in (np.diag([0.1, 0.0]), np.diag([0.1, 0.05])):
+        pairs = [jnp.broadcast_to(a, (4, 2, 2, 2)) for a in (0.2 * np.eye(2), np.eye(2), theta)]
+        replicates = eqx.tree_at(lambda s: s.overlaps, point.replicates, ta.Overlaps(*pairs, jnp.zeros((4, 2, 2))))
+        several = ta.FixedPoint(model, point.alpha, replicates, None)
+        directions = np.count_nonzero(theta)
+        title = f"semantic state at alpha = 2, along {directions} of 2 directions of the teacher: converged"
+        assert several.summary().startswith(title)
+
+
 def test_a_state_in_single_precision_says_so():
     point = made.fixed_point()
     single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))

@@ -320,3 +320,11 @@ def test_bad_laws_and_data_are_refused():
         ta.train(model_of(sentences={(0, 0): 0.5, (1, 1): 0.5}), data)
     with pytest.raises(InputError, match="classes"):
         ta.solve_1rsb(model, 1.0, "positional")
+
+
+def test_a_sentence_may_have_fewer_tokens_than_there_are_classes():
+    model = ta.dot_product(law=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1): 0.5, (2, 0): 0.5}))
+    assert model.shape == (2, 1, 1) and model.law().tokens == 2
+    check(model)
+    with pytest.raises(InputError, match="L = 2, got L = 3"):
+        ta.dot_product(law=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1, 2): 1.0}))

@@ -83,8 +83,8 @@ class Replicated(Result):
 
     @property
     def stderr(self: Any) -> Any:
-        """Error bars of the means; see `error_bar`."""
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(a, self.replicate_axis, 0)), self.replicates)
+        """Error bars of the means; see `error_bar`. Booleans count as zero and one, as in the means."""
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(1.0 * a, self.replicate_axis, 0)), self.replicates)
 
     @property
     def status(self: Any) -> Int[Array, "*batch"]:

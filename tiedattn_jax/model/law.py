@@ -303,6 +303,11 @@ class SpectralLaw(Printed):
         arrays = {name: jnp.asarray(a, dtype)[None] for name, a in atom.items()}
         return cls(**arrays, sentences=jax.tree.map(lambda a: a.astype(dtype), kinds))
 
+    @property
+    def tokens(self) -> int:
+        """Number L of tokens of a sentence."""
+        return self.gamma.shape[-1] if self.sentences is None else len(self.sentences.classes[0])
+
     @precise
     def with_teacher(self, gram: Float[Array, "t t"]) -> SpectralLaw:
         """Return the law of a teacher whose columns are mixed so that ``Q*^T Q* / d`` is `gram`."""

@@ -147,9 +147,9 @@ class AttentionLayer(Model):
         require_count(self.rank, "rank")
         if self.spectrum is None:
             self._check_isotropic()
-        elif self.spectrum.gamma.shape[-1] != len(self.mixing):
+        elif self.spectrum.tokens != len(self.mixing):
             requirement = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
-            raise InputError("law", f"{requirement}, got L = {self.spectrum.gamma.shape[-1]}")
+            raise InputError("law", f"{requirement}, got L = {self.spectrum.tokens}")
         if not is_concrete(self):
             return
         omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # numpy compiles nothing for a comparison

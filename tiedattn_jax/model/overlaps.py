@@ -208,17 +208,29 @@ def label(model: Model, x: Overlaps) -> str:
     do nothing are left out. The directions are those that theta spans, rotated so that the fewest have m, and the
     remaining ones. The name therefore does not change under rotations of the columns.
     """
-    q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.encoded))
-    rho = np.trace(np.asarray(model.rho), axis1=-2, axis2=-1).sum() / len(q)
-    values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
-    unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
-    theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit)
-    sizes, basis = np.linalg.eigh(np.einsum("lat,lbt->ab", theta, theta) / rho)
+    sizes, basis, m = _directions(model, x)
     names = set()
     for semantic in (False, True):
         projected = m @ basis[:, (sizes > ZERO**2) == semantic]
         names |= {_NAMES[semantic, positional] for positional in np.linalg.eigvalsh(projected.T @ projected) > ZERO**2}
     return " + ".join(name for name in _NAMES.values() if name in names - {"uninformed"}) or "uninformed"
+
+
+def learned_directions(model: Model, x: Overlaps) -> int:
+    """Return the number of directions in which a concrete student overlaps with the teacher."""
+    return int(np.sum(_directions(model, x)[0] > ZERO**2))
+
+
+def _directions(
+    model: Model, x: Overlaps
+) -> tuple[Float[np.ndarray, " r"], Float[np.ndarray, "r r"], Float[np.ndarray, "L r"]]:
+    """Return orthonormal directions of the whitened student, how much theta each has, squared, and the whitened m."""
+    q, theta, m = (np.asarray(a, float) for a in (x.q, x.theta, x.encoded))
+    rho = np.trace(np.asarray(model.rho), axis1=-2, axis2=-1).sum() / len(q)
+    values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
+    unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
+    theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit)
+    return *np.linalg.eigh(np.einsum("lat,lbt->ab", theta, theta) / rho), m
 
 
 State = TypeVar("State", Overlaps, Conjugates)

@@ -207,7 +207,10 @@ class FixedPoint(Result):
             details += [("unresolved", percentage, "of the nodes (Sobol points resolve more than lines)")]
         if self.model.lam.dtype == jnp.float32:
             details += [("float32", "", "about six digits; jax_enable_x64 gives the others")]
-        title = f"{self.branch or self.label} branch at alpha = {self.alpha:g}"
+        title = f"{self.branch} branch" if self.branch else f"{self.label} state"
+        title += f" at alpha = {self.alpha:g}"
+        if (t := self.model.shape[2]) > 1:
+            title += f", along {ov.learned_directions(self.model, self.overlaps)} of {t} directions of the teacher"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
             status = "absent; the numbers are of the state in which it has vanished"
