@@ -280,8 +280,8 @@ class LandscapeMap(Result):
 
 def landscape_map(
     model: Callable[[float, float], Model],
-    x: Sequence[float] | Real[np.ndarray, " X"],
-    y: Sequence[float] | Real[np.ndarray, " Y"],
+    x: Sequence[float] | Real[AnyArray, " X"],
+    y: Sequence[float] | Real[AnyArray, " Y"],
     *,
     names: tuple[str, str] = ("x", "y"),
     kappa: Any = 0.0,
