@@ -106,7 +106,9 @@ def phase_diagram(
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
     grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
-    digest = fingerprint(identity(grid.at(0, 0)[0]), grid.models, grid.alphas, nodes, settings, VERSION)
+    # Only files outlive the definition of the model, whose text takes some tenths of a second.
+    text = "" if out is None else identity(grid.at(0, 0)[0])
+    digest = fingerprint(text, grid.models, grid.alphas, nodes, settings, VERSION)
     store = Store(out, digest, resume)
     try:
         cells = grid.solve(engine, store, progress)
