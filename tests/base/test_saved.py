@@ -61,7 +61,7 @@ def test_round_trip(name, tmp_path):
 
 
 def test_a_loaded_state_is_a_start(tmp_path, model, lines):
-    """What is loaded goes on where the saved one would: as a start of `solve`, and under `jax.grad`."""
+    """A loaded state can replace the saved one: as a start of `solve`, and under `jax.grad`."""
     point = made.fixed_point()
     point.save(tmp_path / "state.npz")
     loaded = ta.load(tmp_path / "state.npz")

@@ -76,6 +76,8 @@ def test_a_random_start_has_fluctuations(path):
     random = ta.emergence(ta.dot_product(omega=0.3), **SETTING)
     np.testing.assert_allclose(random.mean.encodings[0], 0.5, rtol=1e-12)
     np.testing.assert_allclose(random.mean.R, path.mean.R, rtol=1e-12)
+    # The teacher's fluctuations are still larger at the end, but those of the encodings grow faster.
+    assert random.mean.teacher[-1] > random.mean.encodings[-1] and random.first == "encodings"
     # The linear equation adds what is left of the start to what the noise makes.
     gain = (random.mean.encodings - path.mean.encodings)[1:] / 0.5
     growth = np.asarray(path.mean.growth_encodings)

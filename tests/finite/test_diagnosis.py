@@ -36,7 +36,8 @@ def made(kind, rng, dtype=float):
     return jnp.asarray(0.5 * x, dtype)
 
 
-# What is flagged of every kind. Sparse entries also change the norms of tokens, and a mean their variance.
+# The properties that each kind of sentences is flagged for. Sparse entries also change the norms of tokens, and a mean
+# changes their variance.
 KINDS = {
     "Gaussian": (),
     "signs": (),

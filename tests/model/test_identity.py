@@ -1,4 +1,4 @@
-"""What a model computes, as text."""
+"""The text of the computations of a model."""
 
 import subprocess
 import sys

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
+from tiedattn_jax.dynamics.landscape import words_of
 from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
@@ -515,7 +516,7 @@ def landscapes():
     """Labels 0 and 3 of four cells, between which the global minimum and the steepest descent change."""
     label, values = np.array([[0, 3], [0, 3]]), np.array([0.1, 0.2])
     lines = {"global": [np.array([[0.15, 0.1], [0.15, 0.2]])], "steepest": [], "several": []}
-    return Namespace(x=values, y=values, names=("omega", "sigma"), label=label, boundary=lines.get)
+    return Namespace(x=values, y=values, names=("omega", "sigma"), label=label, boundary=lines.get, words_of=words_of)
 
 
 def test_landscape():

@@ -96,7 +96,8 @@ def _read(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 def _fields(cls: type) -> tuple[str, ...]:
     """Return the names of the fields of a module, or of a named tuple."""
-    return cls._fields if issubclass(cls, tuple) else tuple(field.name for field in dataclasses.fields(cls))  # type: ignore
+    names = getattr(cls, "_fields", None)  # of a named tuple
+    return names if names is not None else tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _class(module: str, name: str) -> type:

@@ -48,7 +48,7 @@ from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
 from .flow import forces
-from .integrate import integrated
+from .integrate import integrated, refined
 from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, encodings_on_directions
 from .trajectory import Crossing, first_crossing
 
@@ -227,20 +227,14 @@ def emergence(
     eta, kappa, until = (as_number(a, name, dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until")))
     directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
 
-    W = jnp.kron(
-        R, (0.0 if as_flag(orthogonal, "orthogonal") else 1.0) * jnp.eye(model.shape[2] + len(directions), dtype=dtype)
-    )
+    scale = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
+    W = jnp.kron(R, scale * jnp.eye(model.shape[2] + len(directions), dtype=dtype))
 
     def run(steps: int) -> Run:
         return _runs(model, R, W, (eta, kappa, until), directions, rule, points, steps)
 
-    if steps is not None or not at_top_level(model, R, eta, kappa, until):
-        replicates = run(steps or 1)
-    else:
-        steps, replicates = 1, run(1)
-        while np.any(np.isin(replicates.status, (Status.unresolved, Status.nonfinite))) and steps < _MOST:
-            steps *= 4
-            replicates = run(steps)
+    is_fixed = steps is not None or not at_top_level(model, R, eta, kappa, until)
+    replicates = run(steps or 1) if is_fixed else refined(run, 1, _MOST)
     return Emergence(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from ..base.results import Status
+
 State = TypeVar("State")
+
+
+@runtime_checkable
+class HasStatus(Protocol):
+    """A result with a status for every replicate of the averages."""
+
+    status: Any
+
+
+Run = TypeVar("Run", bound=HasStatus)
 
 # The place of every stage, and its weight, in units of a step.
 _STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
@@ -39,6 +51,20 @@ def integrated(flow: Callable[[State], State], start: State, until: Float[Array,
 
     end, path = lax.scan(interval, start, None, length=points - 1)
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, end)
+
+
+def refined(run: Callable[[int], Run], least: int, most: int) -> Run:
+    """Return ``run(steps)`` for the first number of steps that resolves it: `least`, or four times as many, and so on.
+
+    Args:
+        run: function of the number of steps whose result has a status for every replicate.
+        most: number of steps from which on the result is returned as it is.
+    """
+    steps, result = least, run(least)
+    while np.any(np.isin(result.status, (Status.unresolved, Status.nonfinite))) and steps < most:
+        steps *= 4
+        result = run(steps)
+    return result
 
 
 def moved(s: State, velocity: State, time: Any) -> State:

@@ -1,8 +1,8 @@
 """The population risk as a landscape: which minimum is global, how many there are, and where descent begins.
 
-Two geometries. With a ridge, the student has any size, and its minima are those of `population`. On a sphere, its size
-is fixed, as in the analysis of single-index sequence models (arXiv:2506.02651): the candidates are then the student
-along the teacher and the student along the encodings.
+There are two geometries. With a ridge, the student has any size, and its minima are those of `population`. On a
+sphere, its size is fixed, as in the analysis of single-index sequence models (arXiv:2506.02651): the candidates are
+then the student along the teacher and the student along the encodings.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule |
             where the tokens are often too large for a grid, else those of `population`.
 
     Raises:
-        InputError: as `population`; also if size is not positive, or beside a kappa, or if the ranks are not one.
+        InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
     """
     if size is None:
         return _of_ridge(model, kappa, nodes)
@@ -233,6 +233,7 @@ class LandscapeMap(Result):
     names: tuple[str, str] = eqx.field(static=True)
     landscapes: Landscape
     batch_probe = "y", 1
+    words_of = staticmethod(words_of)
 
     @property
     def label(self) -> Int[AnyArray, "Y X"]:

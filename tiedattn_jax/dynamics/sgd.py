@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
@@ -21,7 +20,7 @@ from ..base.results import Status
 from ..base.trees import indexed
 from ..model.model import Model
 from .flow import Moments, drift, forces, gram_of, overlaps_of, start_moments
-from .integrate import integrated, moved
+from .integrate import integrated, moved, refined
 from .spans import check_smooth
 from .trajectory import Run, Student, Trajectory
 
@@ -100,13 +99,8 @@ def sgd(
     def run(steps: int) -> Run:
         return lane_by_lane(_runs)(model, moments, numbers, rule, points, max(steps, least))
 
-    if steps is not None or not at_top_level(model, moments, numbers):
-        replicates = run(steps or _TRACED)
-    else:
-        steps, replicates = least, run(least)
-        while np.any(np.isin(replicates.status, (Status.unresolved, Status.nonfinite))) and steps < _MOST:
-            steps *= 4
-            replicates = run(steps)
+    is_fixed = steps is not None or not at_top_level(model, moments, numbers)
+    replicates = run(steps or _TRACED) if is_fixed else refined(run, least, _MOST)
     eta, kappa, until = numbers[0], numbers[1], numbers[2]
     return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=eta.dtype), replicates)
 

@@ -196,10 +196,10 @@ def _moments(data: Data) -> _Moments:
     square = jnp.sum(tokens**2, -1)  # (L, n)
     unit = tokens / jnp.sqrt(square)[..., None]
     cosines = jnp.mean(token_gram(unit), -1) * (1 - jnp.eye(L, dtype=unit.dtype))
-    some = unit[:, :_SENTENCES]
-    gram = jnp.einsum("lad,lbd->lab", some, some)
+    sample = unit[:, :_SENTENCES]
+    gram = jnp.einsum("lad,lbd->lab", sample, sample)
     # Pairs of one word, whose cosine is one, say nothing of the spectrum.
-    pairs = (gram < 0.999) & ~jnp.eye(some.shape[1], dtype=bool)
+    pairs = (gram < 0.999) & ~jnp.eye(sample.shape[1], dtype=bool)
     dimension = jnp.sum(pairs, (1, 2)) / jnp.sum(jnp.where(pairs, gram**2, 0.0), (1, 2))
     return _Moments(
         variance=variance,

@@ -1,4 +1,4 @@
-"""What a model computes, as text: the same in every process, and another one for another loss of the same name."""
+"""A text of the computations of a model: it is the same in every process, and tells losses of one name apart."""
 
 from __future__ import annotations
 

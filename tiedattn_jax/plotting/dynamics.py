@@ -53,20 +53,21 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
         landscapes: `dynamics.landscape.LandscapeMap`.
         ax: axes for the one panel "label", see `style.panels`.
     """
-    from ..dynamics.landscape import CHANGES, words_of
-
     x, y, label = landscapes.x, landscapes.y, np.asarray(landscapes.label)
     present = np.unique(label)
-    styles = dict(zip(CHANGES, ("-", "--", ":"), strict=True))
-    names = {"global": "global minimum changes", "steepest": "steepest descent changes", "several": "number of minima"}
+    lines = {
+        "global": ("-", "global minimum changes"),
+        "steepest": ("--", "steepest descent changes"),
+        "several": (":", "number of minima changes"),
+    }
     xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
     with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
         axis = axes[0, 0]
         colours = [_LABEL_COLOURS[value] for value in present]
         axis.pcolormesh(x, y, np.searchsorted(present, label), cmap=ListedColormap(colours), rasterized=True)
         for value, colour in zip(present, colours, strict=True):
-            axis.fill([], [], color=colour, label=words_of(int(value)))
-        for change, style in styles.items():
+            axis.fill([], [], color=colour, label=landscapes.words_of(int(value)))
+        for change, (style, name) in lines.items():
             for k, points in enumerate(landscapes.boundary(change)):
-                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=names[change] if k == 0 else None, gid=change)
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
     return drawing

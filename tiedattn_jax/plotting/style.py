@@ -35,7 +35,7 @@ COLOURS = {
 # dotted.
 DASHES: dict[str | None, Dash] = {"mixed": (0, (6, 2)), "uninformed": (0, (4, 2, 1, 2))}
 
-OTHER = "0.35"  # colour of everything that has no colour of its own
+OTHER = "0.35"  # colour of everything that has no colour of its library_axes
 
 ORDER_COLOURS = {str(BRANCHES[name].order): COLOURS[name] for name in PAIR}
 
@@ -129,15 +129,15 @@ def panels(
         ylabels: y labels of the first panels, row by row.
         legends: whether to draw the legend.
         names: names of the panels, row by row.
-        ax: axes of the caller's to draw on, see `_placed`.
+        ax: axes of the caller's to draw on, see `_callers_axes`.
         options: further arguments of `Figure.subplots`.
     """
     style: Any = {name: value for name, value in _STYLE.items() if not _changed(name)}
     with matplotlib.rc_context(style):
         size = matplotlib.rcParams["figure.figsize"] if _changed("figure.figsize") else (width, height)
         figure = Figure(figsize=size, layout="constrained")
-        own = figure.subplots(rows, len(titles), squeeze=False, **options)
-        axes = own if ax is None else _placed(ax, names, own)
+        library_axes = figure.subplots(rows, len(titles), squeeze=False, **options)
+        axes = library_axes if ax is None else _callers_axes(ax, names, library_axes)
         before = [axis.get_legend_handles_labels() for axis in axes.flat]
         yield figure if ax is None else ax, axes
         for column, title in zip(axes.T, titles, strict=True):
@@ -161,13 +161,13 @@ def _changed(name: Any) -> bool:
     return matplotlib.rcParams[name] != matplotlib.rcParamsDefault[name]
 
 
-def _placed(ax: Target, names: Sequence[str], own: Panels) -> Panels:
+def _callers_axes(ax: Target, names: Sequence[str], library_axes: Panels) -> Panels:
     """Return axes for all panels: those of the caller's where there are any, others from a figure that nobody sees.
 
     Args:
         ax: one `Axes` for a picture of one panel, a sequence of one for every panel, or a mapping from names of panels
             to `Axes`, which draws these panels only.
-        names: names of the panels in the order of `own`.
+        names: names of the panels in the order of `library_axes`.
 
     Raises:
         InputError: `ax` does not fit the panels.
@@ -179,9 +179,9 @@ def _placed(ax: Target, names: Sequence[str], own: Panels) -> Panels:
     if not sequence.keys() <= set(names) or not all(isinstance(axis, Axes) for axis in sequence.values()):
         one = "one matplotlib Axes" if len(names) == 1 else f"{len(names)} matplotlib Axes, or a dict of some of them"
         raise InputError("ax", f"must be {one}, for the panels {', '.join(names)}, got ax={ax!r}")
-    axes = own.copy()
+    axes = library_axes.copy()
     for k, name in enumerate(names):
-        axes.flat[k] = sequence.get(name, own.flat[k])
+        axes.flat[k] = sequence.get(name, library_axes.flat[k])
     return axes
 
 
