@@ -93,7 +93,7 @@ def test_starts_by_name(setting):
     [
         ({"alpha": -1.0}, "alpha"),
         ({"steps": 0}, "steps"),
-        ({"start": "semantc"}, "branch"),
+        ({"start": "semantc"}, "start must be one of"),
         ({"start": start_of(theta=3.0)}, "start"),
         ({"start": jax.tree.map(lambda a: a[None], start_of())}, "start"),
         ({"branch": "other"}, "branch"),

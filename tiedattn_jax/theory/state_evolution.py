@@ -19,14 +19,14 @@ from jaxtyping import Array, Float, Int
 from ..averages.default import default_nodes
 from ..averages.program import program
 from ..averages.rule import Replicate, Rule, check_rule
-from ..base.errors import InputError, require_count
+from ..base.errors import InputError, require_choice, require_count
 from ..base.printing import Description, rows_of
 from ..base.results import Replicated, Status
 from ..base.trees import either, indexed
 from ..base.types import Number
 from ..model.checks import check
 from ..model.model import Model
-from ..model.overlaps import Overlaps, admissible, branch_of, impose, label
+from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, impose, label
 from .equations import Equations
 from .solve import branch_start, check_alpha, check_start
 from .states import FixedPoint
@@ -131,7 +131,7 @@ def state_evolution(
     require_count(steps, "steps")
     free = branch_of(branch).free(model)
     if isinstance(start, str):
-        start = branch_start(model, branch_of(start).name)
+        start = branch_start(model, require_choice(start, "start", [name for name in BRANCHES if name]))
     start = start.overlaps if isinstance(start, FixedPoint) else start
     start = check_start(model, start)
     if start.m.ndim != 2:
