@@ -97,7 +97,7 @@ def sweep(
     parameter: str
     if isinstance(model, Model) and not isinstance(along, str):
         if event is not None:
-            raise InputError("event", f"needs the name of a number in along, not alphas, got event={event!r}")
+            raise InputError("event", f"must be left out where along has the alphas, got event={event!r}")
         named: Any = branch if values is None else values
         if best is None:
             return _through_alpha(model, along, named, nodes, settings, progress)
