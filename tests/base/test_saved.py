@@ -23,6 +23,12 @@ class Weighted(ta.DotProduct):
     weight: jax.Array = eqx.field(default=None, kw_only=True)
 
 
+KINDS = (
+    "state", "transition", "transition without sensitivities", "curve", "boundary", "diagram", "average",
+    "model of the user's", "model with a penalty",
+)  # fmt: skip
+
+
 def results():
     """Results of all kinds: states, transitions, curves, boundaries, diagrams, models, with NaN and without."""
     point = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
@@ -46,7 +52,11 @@ def results():
     }
 
 
-@pytest.mark.parametrize("name", results())
+def test_every_kind_is_listed():
+    assert tuple(results()) == KINDS
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_round_trip(name, tmp_path):
     result = results()[name]
     result.save(tmp_path / "a.npz")
