@@ -113,6 +113,17 @@ def test_good_models_pass():
     }))  # fmt: skip
 
 
+def test_a_sharp_bend_is_no_kink():
+    """A smooth function that bends within a thousandth of the fields' size is taken, in both precisions."""
+
+    class Bent(ta.DotProduct):
+        def attention(self, Z):
+            return jax.nn.softmax(jax.nn.softplus(1e3 * Z @ Z.T) / 1e3)
+
+    for dtype in (jnp.float64, jnp.float32):
+        ta.check(jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), Bent(**vars(ta.dot_product()))))
+
+
 MODELS = {
     "weights .5": (lambda: plain(weights=[0.5]), r"law\(\).weights must be shares >= 0 that sum to one.*0.5"),
     "weights 2": (lambda: plain(weights=[2.0]), r"law\(\).weights must be shares"),
@@ -141,6 +152,18 @@ MODELS = {
     "loss (2,)": (lambda: with_loss(lambda Z, Y: Z[:, 0] ** 2), "loss must return a finite real scalar"),
     "loss odd in Z": (lambda: with_loss(lambda Z, Y: Z.sum()), "loss must be even in Z and in Y"),
     "loss odd in Y": (lambda: with_loss(lambda Z, Y: Y.sum()), "loss must be even in Z and in Y"),
+    "loss quartic": (
+        lambda: with_loss(lambda Z, Y: jnp.sum(Y**2) - jnp.sum(Z**4)),
+        r"loss must not fall faster than -\|Z\|\^2, or it has no proximal operator, got -.*e\+04, -.*e\+08 for fields",
+    ),
+    "loss with a kink upwards": (
+        lambda: with_loss(lambda Z, Y: jnp.sum(jnp.abs(Z)) + jnp.sum(Y**2)),
+        r"loss must not have a slope that jumps upwards, as it does at Z = \[.*\]: minima would sit in the kink",
+    ),
+    "kink downwards not declared": (
+        lambda: with_loss(lambda Z, Y: jnp.sum(Z**2) - jnp.sum(jnp.abs(Z)) + jnp.sum(Y**2)),
+        r"nonsmooth must be True for a loss whose slope jumps, as it does at Z = \[",
+    ),
     "target (2,)": (
         lambda: with_functions(target=lambda Y: Y[:, 0]),
         r"target must return an \(2, 2\) matrix, got shape",

@@ -87,7 +87,7 @@ def test_every_node_is_at_the_global_minimum(model, case):
     np.testing.assert_allclose(points.gap[finite], minima.gap[finite], rtol=0.05, atol=1e-6)
 
 
-@pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.93), (1, 0.14)], ids=["jumps found", "nodes searched for"])
+@pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.97), (1, 0.17)], ids=["jumps found", "nodes searched for"])
 def test_lines_with_several_jumps(jumps, resolved):
     """All nodes lie at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
     rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
@@ -106,29 +106,27 @@ def test_lines_with_several_jumps(jumps, resolved):
 @pytest.mark.parametrize(
     ("setting", "q", "V", "share"),
     [
-        (
-            (0.2, 0.73, 0.036, ((0.86, 0.14), (0.51, 0.49))),
-            0.28,
-            3.5,
-            0.995,
-        ),  # two Newton steps converge on 17 % of the lines
-        ((0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9))), 0.74, 0.556, 0.85),  # the fields change too fast for 24 nodes
+        # Two Newton steps converge on 17 % of the lines.
+        ((0.2, 0.73, 0.036, ((0.86, 0.14), (0.51, 0.49))), 0.28, 3.5, 1.0),
+        # The fields change too fast for 24 nodes.
+        ((0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9))), 0.74, 0.556, 0.85),
     ],
 )
-def test_a_line_is_resolved_if_its_weights_sum_to_one(setting, q, V, share):
+def test_nodes_in_t_serve_on_a_line_if_their_weights_sum_to_one(setting, q, V, share):
+    """On the other lines the nodes are searched for; these lines count as resolved, because their jumps are known."""
     model = ta.dot_product(*setting)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
     rule, block = one_block(ta.line_nodes(model, 5, points=24, replicates=1))
     points = at_nodes(model, x, rule, block)[0]
-    np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), share, atol=0.01)
-    resolved, weight = (a.reshape(24, -1) for a in (points.resolved, points.weight / jnp.tile(block.weight, 24)))
-    np.testing.assert_array_equal(resolved.any(0), resolved.all(0))
+    weight = (points.weight / jnp.tile(block.weight, 24)).reshape(24, -1)
+    is_searched = np.all(np.abs(weight - 1 / 24) < 1e-9, 0)
+    np.testing.assert_allclose(jnp.sum(block.weight * ~is_searched), share, atol=0.01)
     np.testing.assert_allclose(weight.sum(0), 1, atol=0.01)
-    np.testing.assert_allclose(weight[:, ~resolved[0]], 1 / 24)
-    if share > 0.99:  # only two lines are unresolved
+    np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), 1, atol=0.01)
+    if not is_searched.any():
         return
-    # On unresolved lines nodes lie in parts of equal weight, at an offset that differs from line to line.
-    positions = np.asarray(points.student).reshape(2, 24, -1)[..., ~resolved[0] & (block.weight > 0)]
+    # On these lines nodes lie in parts of equal weight, at an offset that differs from line to line.
+    positions = np.asarray(points.student).reshape(2, 24, -1)[..., is_searched & np.asarray(block.weight > 0)]
     direction = positions[:, 1] - positions[:, 0]
     s = np.sum(positions * (direction / np.linalg.norm(direction, axis=0))[:, None], 0)
     offset = 24 * norm.cdf(s) - 0.5 - np.arange(24)[:, None]

@@ -1,5 +1,7 @@
 """Steps of Newton's method and the status at its end; other tests of the theory check the states it finds."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -232,16 +234,19 @@ def test_a_lane_that_failed_has_finite_derivatives():
     np.testing.assert_allclose(deflated_solve(singular, gauge, jnp.array([0.8, -0.6])), [0.8, -0.6])
 
 
-def searched(newton, image, start, share=0.0):
+_ALL_RESOLVED = itertools.repeat(0.0)
+
+
+def searched(newton, image, start, shares=_ALL_RESOLVED):
     """Run Newton's method on a map of the coordinates to its end; return the search and the places it asked for.
 
-    An evaluation observes the first coordinate of its place.
+    An evaluation observes the first coordinate of its place. `shares` are those of unresolved nodes, place by place.
     """
     jacobian, advance = jax.jacfwd(image), jax.jit(lambda *a: newton.advance(*a))
     s, places = newton.begin(start, NO_EVALUATION), []
     while not s.ended:
         places.append(np.asarray(s.trial))
-        s = advance(s, Answer(image(s.trial), jacobian(s.trial), jnp.asarray(share), s.trial[:1]))
+        s = advance(s, Answer(image(s.trial), jacobian(s.trial), jnp.asarray(next(shares)), s.trial[:1]))
         assert len(places) < 400
     return s, np.array(places)
 
@@ -286,8 +291,22 @@ def test_an_order_parameter_that_sinks_to_a_state_stops_there(newton, growth):
 def test_nodes_that_are_not_resolved_settle_nothing(newton):
     target = newton.coordinates.pack(state(CASES[0]))
     for share, status in ((0.04, ta.Status.converged), (0.06, ta.Status.unresolved)):
-        s, _ = searched(newton, lambda v: target + 0.3 * (v - target), 1.02 * target, share)
+        s, _ = searched(newton, lambda v: target + 0.3 * (v - target), 1.02 * target, itertools.repeat(share))
         assert int(s.outcome.status) == status
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_lost"),
+    [([0.55], True), ([0.45], False), ([0.0] + [0.55] * 11, False)],
+    ids=["most nodes unresolved", "fewer", "not twelve times in a row"],
+)
+def test_a_search_is_lost_among_nodes_that_are_not_resolved(model, shares, is_lost):
+    """After twelve places with most nodes unresolved a search that goes nowhere ends, and tries no other start."""
+    newton = newton_for(model, 3, warm_steps=20, max_steps=10)
+    target = newton.coordinates.pack(state(CASES[0]))
+    s, places = searched(newton, lambda v: jnp.where(v[0] < target[0], 1.2, 0.8) * v, target, itertools.cycle(shares))
+    assert int(s.outcome.status) != ta.Status.converged
+    assert len(places) == 12 if is_lost else len(places) > 30
 
 
 def test_a_trial_outside_of_the_domain_is_not_asked_for(newton):

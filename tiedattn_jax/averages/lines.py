@@ -46,8 +46,8 @@ _SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
 _REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
 _MAX_POINTS = 256  # largest number of nodes on a line
-# A line is not resolved if the sum of its weights differs from one by more than this. At standard states it differs by
-# less than .001 with order 5.
+# Nodes in t do not serve on a line if the sum of their weights differs from one by more than this. At standard states
+# it differs by less than .001 with order 5.
 _WEIGHT_TOLERANCE = 0.01
 MAX_NODES = 2**24  # largest number of nodes of a product rule
 
@@ -203,10 +203,14 @@ def _line_quadrature(
 ) -> tuple[Section, Float[Array, "{total} N"], Bool[Array, " N"]]:
     """Return `total` nodes on each line, their weights, and which lines are resolved.
 
-    On a resolved line the nodes are Gauss-Legendre in t, and the pieces get them in proportion to their length in s. A
-    line is not resolved if Maxwell's construction failed on it, a node did not settle, or its weights do not sum to
-    one. Its nodes are then searched for one by one. They lie in parts of equal weight, at the line's own offset, so
-    the average along the line is unbiased whatever jumps there.
+    The nodes are Gauss-Legendre in t, and the pieces get them in proportion to their length in s. They do not serve on
+    a line where Maxwell's construction failed, a node did not settle, or the weights do not sum to one, because s(t)
+    has features that are narrower than the distance of the nodes. The nodes of such a line are searched for one by one.
+    They lie in parts of equal weight, at the line's own offset, so the average along the line is unbiased whatever
+    jumps there.
+
+    A line is resolved if the nodes in t serve, or if its jumps are known all the same: Maxwell's construction
+    succeeded, all nodes settled, and s(t) increases between the jumps.
     """
     cut = cuts(gaps.left.s, gaps.real, reach, total)
     index = jnp.arange(total)[:, None]
@@ -228,10 +232,12 @@ def _line_quadrature(
     section = between(model, V, lines, profile, lo + (hi - lo) * node)
     s = jax.scipy.special.ndtri((index + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
-    resolved &= jnp.all(section.settled, 0) & (jnp.abs(jnp.sum(weight, 0) - 1) < _WEIGHT_TOLERANCE)
-    s, error = jnp.where(resolved, section.s, s), jnp.where(resolved, section.error, jnp.inf)
+    resolved &= jnp.all(section.settled, 0)
+    serves = resolved & (jnp.abs(jnp.sum(weight, 0) - 1) < _WEIGHT_TOLERANCE)
+    resolved &= serves | jnp.all(section.slope > 0, 0)
+    s, error = jnp.where(serves, section.s, s), jnp.where(serves, section.error, jnp.inf)
     section = searched(model, V, lines, section.replace(s=s, error=error))
-    return section, jnp.where(resolved, weight, 1 / total), resolved
+    return section, jnp.where(serves, weight, 1 / total), resolved
 
 
 def cuts(s: Float[Array, "P N"], real: Bool[Array, "P N"], reach: Float[Array, "2"], total: int) -> Int[Array, "P+2 N"]:

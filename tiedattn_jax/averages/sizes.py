@@ -21,6 +21,7 @@ NODES = 2**16
 SIZES = {
     "solve": 2**15,  # one state, and alpha_c to 8e-6
     "transition": 2**14,  # alpha_c on the command line: to 6e-5, in half the time
+    "fallback": 2**14,  # Sobol points for one state that lines do not resolve; 2^16 of them take four times as long
     "instances": 2**14,  # comparison with instances of finite size, whose scatter is larger
     "path": 2**13,  # a path in arclength, whose Newton steps all need the full Jacobian
     "curve": 2**12,  # curves for plots

@@ -32,6 +32,7 @@ from ..base.linalg import precise
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model
 from .penalties import check_penalty
+from .probes import check_shape
 
 _CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
 
@@ -66,7 +67,8 @@ def check(model: Model, *, even: bool = True) -> None:
             `noise`), or has almost the name of a method of `Model`.
             `law`: it has other shapes, its weights do not sum to one, or no matrices have such a law.
             `loss`: it is not a finite real number, is not even, has no second derivative, or changes under rotations
-            that are declared to leave it unchanged.
+            that are declared to leave it unchanged; it falls faster than a square; its slope jumps upwards, or jumps
+            without `nonsmooth`.
             `target`, `student`: it is not a finite (L, L) matrix.
             `penalty`: it is not convex, lacks its proximal operator, or the law lacks the means.
     """
@@ -279,6 +281,7 @@ def _check_functions(model: Model, even: bool) -> None:
     if not np.allclose(rotated, value, rtol=1e-3):
         argument = "rotation_invariant" if model.rotation_invariant else "generators"
         raise InputError(argument, "must be left out for a loss that changes when the columns of Z are rotated")
+    check_shape(model, Z, labels)
     for name, fields in {"student": [Z], "target": labels}.items():
         if not model.provides(name):
             continue

@@ -32,6 +32,9 @@ _ROUGH_RESIDUAL = 0.06
 # this: near a bifurcation the residual is small far from the solution.
 _STALLED_LENGTH = 0.05
 _STALLED_STEPS = 6  # steps without halving the residual after which it will not fall further
+# A search is lost after so many steps in a row with more than this share of the nodes unresolved: it ends, and no other
+# start is tried. On lines such a search wanders until its last step.
+_LOST_STEPS, _LOST_SHARE = 12, 0.5
 _SINGULAR_RATIO = 1e4  # ratio of a Newton step to its residual from which on I - DF counts as singular
 _REDUCTION = 0.9  # factor by which a Newton step must reduce the residual; otherwise the step is cut
 _CUT_FACTOR = 0.4  # factor of each cut
@@ -109,6 +112,7 @@ class Search(NamedTuple):
     damping: Float[Array, ""]  # share of a damped step that is tried next
     reference: Float[Array, ""]  # residual that has to be halved next
     idle_steps: Int[Array, ""]  # steps since the residual was last halved
+    lost_steps: Int[Array, ""]  # steps since most nodes were last resolved
     steps: Int[Array, ""]  # number of steps of this attempt after the damped phase, which comes first
     damped_steps: Int[Array, ""]  # number of steps of the damped phase
     in_damped_phase: Bool[Array, ""]  # whether the damped phase lasts, in which all steps are damped
@@ -186,6 +190,7 @@ class Newton(eqx.Module):
             damping=one,
             reference=inf,
             idle_steps=zero_count,
+            lost_steps=zero_count,
             steps=zero_count,
             damped_steps=zero_count,
             in_damped_phase=false,
@@ -204,7 +209,8 @@ class Newton(eqx.Module):
         is_unfinished, new_outcome = self.unfinished(s), self._outcome(s)
         is_better = ~is_unfinished & (settled_well(new_outcome.status) | (new_outcome.residual <= s.outcome.residual))
         outcome = either(is_better, new_outcome, s.outcome)
-        has_retry = ~is_unfinished & ~settled_well(outcome.status) & (s.attempt + 1 < self.attempts)
+        may_retry = ~settled_well(outcome.status) & ~self.is_lost(s) & (s.attempt + 1 < self.attempts)
+        has_retry = ~is_unfinished & may_retry
         retry = self._attempt(s.start, s.attempt + has_retry, outcome)
         return either(has_retry, retry, s._replace(trial=self.next_trial(s), ended=~is_unfinished, outcome=outcome))
 
@@ -312,6 +318,7 @@ class Newton(eqx.Module):
             damping=jnp.where(accepted, 1.0, jnp.where(s.is_damped, _CUT_FACTOR * s.damping, s.damping)),
             reference=jnp.where(is_halved, look.residual, s.reference),
             idle_steps=jnp.where(is_halved | s.in_damped_phase, 0, s.idle_steps + 1),
+            lost_steps=jnp.where(look.unresolved > _LOST_SHARE, s.lost_steps + is_inside, 0),
             steps=s.steps + ~s.in_damped_phase,
             damped_steps=s.damped_steps + s.in_damped_phase,
             in_damped_phase=is_rough
@@ -355,12 +362,17 @@ class Newton(eqx.Module):
         shrinks = (x.theta.shape[2] * share < _VANISHED_SIZE) & (jnp.sum(next_q) < jnp.sum(q))
         return shrinks & jnp.all(jnp.abs(next_V - V) < 0.5 * V)
 
+    def is_lost(self, s: Search) -> Bool[Array, ""]:
+        """Return whether the search stays where the nodes do not resolve the proximal operator."""
+        return s.lost_steps >= _LOST_STEPS
+
     def unfinished(self, s: Search) -> Bool[Array, ""]:
         """Return whether this attempt goes on."""
         is_stalled = (
             (s.idle_steps >= _STALLED_STEPS) & (s.best.residual < self.stall) & (s.best.length < _STALLED_LENGTH)
         )
         is_stuck = jnp.isinf(s.current.residual) | (s.damping < _LEAST_DAMPING) | self.has_vanished(s.current)
+        is_stuck |= self.is_lost(s)
         return (s.steps <= self.settings.max_steps) & (s.best.residual > self.tol) & ~is_stalled & ~is_stuck
 
     def ending(self, s: Search) -> Int[Array, ""]:
