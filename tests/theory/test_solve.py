@@ -275,7 +275,7 @@ def test_a_coarse_state_that_is_lost_ends_the_search(lines):
         np.testing.assert_array_equal(
             states.overlaps.V, jnp.broadcast_to(states.overlaps.V[:1], states.overlaps.V.shape)
         )
-        assert states.diagnostics.unresolved[0] > 0.3 and states.residual[0] > 0.01
+        assert states.diagnostics.unresolved[0] > 0.15 and states.residual[0] > 0.01
 
 
 def test_which_searches_a_solve_makes(model, nodes, monkeypatch):
@@ -334,7 +334,9 @@ def test_a_branch_with_a_large_response_is_not_absent():
     model = ta.dot_product(lam=3e-4)
     neighbour = ta.solve(ta.dot_product(lam=4e-4), 1.0, "semantic")
     cold, warm = ta.solve(model, 1.0, "semantic"), ta.solve(model, 1.0, "semantic", start=neighbour)
-    assert cold.ok and warm.ok
+    jitted = jax.jit(lambda alpha: ta.solve(model, alpha, "semantic"))(1.0)
+    assert cold.ok and warm.ok and jitted.ok
+    np.testing.assert_allclose(jitted.theta, cold.theta, rtol=1e-4)
     assert abs(cold.theta - warm.theta) < 3 * cold.stderr.overlaps.theta[0, 0, 0] and abs(cold.theta - 0.1807) < 2e-3
 
 

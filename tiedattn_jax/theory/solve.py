@@ -30,7 +30,7 @@ from ..base.errors import (
     require_number,
     with_values,
 )
-from ..base.linalg import precise
+from ..base.linalg import cholesky, precise, solve as solve_entries
 from ..base.results import Settings, Status, error_bar
 from ..base.trees import either, indexed, repeated, stacked
 from ..base.types import GivenArray, Number, StateArray
@@ -132,10 +132,9 @@ def solve(
 
     Returns:
         A `FixedPoint`, whose `status` says whether it is a fixed point. A branch that does not exist at this alpha
-        has the status `absent`, after searches from two starts (from one under a jax transformation); another branch is
-        never returned under its name. An order parameter may be due to the
-        scatter of the nodes: if it is within its error bar, or small in a search that does not settle. It is then held
-        at zero, provided that it does not grow from there (concrete numbers only).
+        has the status `absent`, after searches from two starts; another branch is never returned under its name. An
+        order parameter may be due to the scatter of the nodes: if it is within its error bar, or small in a search that
+        does not settle. It is then held at zero, provided that it does not grow from there (concrete numbers only).
 
     Raises:
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
@@ -182,16 +181,25 @@ _REVIVED = 0.8  # share of q that the teacher explains in a revived start
 _RESPONSE = 0.5  # its response; a student that follows teacher or encodings has a smaller one than without overlaps
 
 
+@eqx.filter_jit
+@precise
 def revived(model: Model, start: Overlaps, vanished_state: Overlaps) -> Overlaps:
     """Return the state in which a branch vanished, with large order parameters in the directions of a start.
 
     The size of the student is that of the state, and its response half of it.
     """
-    q, scale = vanished_state.q, np.trace(vanished_state.q, axis1=1, axis2=2) / np.trace(start.q, axis1=1, axis2=2)
-    explained = np.linalg.solve(q, explained_covariance(model, start.theta))
-    share = np.max(np.linalg.eigvals(explained).real)
-    theta = start.theta * (np.sqrt(_REVIVED / share) if share > 0 else 0.0)
-    return Overlaps(q, _RESPONSE * vanished_state.V, theta, start.m * np.sqrt(np.mean(scale)))
+    q, scale = vanished_state.q, _trace(vanished_state.q) / _trace(start.q)
+    # The eigenvalues of q^{-1} theta rho^{-1} theta^T are the shares of q that the teacher explains.
+    root = cholesky(q)
+    half = solve_entries(root, explained_covariance(model, start.theta))
+    shares = solve_entries(root, jnp.swapaxes(half, 1, 2))
+    share = jnp.max(shares if shares.shape[-1] == 1 else jnp.linalg.eigvalsh(shares))
+    theta = start.theta * jnp.where(share > 0, jnp.sqrt(_REVIVED / jnp.where(share > 0, share, 1.0)), 0.0)
+    return Overlaps(q, _RESPONSE * vanished_state.V, theta, start.m * jnp.sqrt(jnp.mean(scale)))
+
+
+def _trace(q: Float[Array, "L r r"]) -> Float[Array, " L"]:
+    return jnp.trace(q, axis1=1, axis2=2)
 
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
@@ -328,7 +336,9 @@ def branch_start(model: Model, branch: str | None) -> Overlaps:
 class _Queue(NamedTuple):
     """State of the searches at one setting in traced code: the coarse replicate first, then one replicate at a time."""
 
-    number: Int[Array, ""]  # index of the current search; the coarse one, if there is one, is 0
+    # Index of the current search. With a coarse replicate, 0 is the search on it. 1 is its second search, which is
+    # left out unless the first one ends as `absent`.
+    number: Int[Array, ""]
     search: Search  # the current search
     vectors: Float[Array, "R n"]  # coordinates from which the replicates start
     outcomes: Outcome  # outcomes of the replicates, (R, ...)
@@ -350,7 +360,7 @@ def traced_states(
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
         coarse_first: whether the coarse replicate is solved first, as in `Problem.solve_from_far`.
     """
-    coordinates, R, first = Coordinates(model, free), nodes.replicates, int(coarse_first)
+    coordinates, R, first = Coordinates(model, free), nodes.replicates, 2 * coarse_first
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
 
     def newton(number: Int[Array, ""]) -> Newton:
@@ -366,15 +376,22 @@ def traced_states(
         search = newton(q.number).advance(q.search, equations(q.number).answer(q.search.trial))
         coarse, k = q.number < first, jnp.maximum(q.number - first, 0)
         outcome = search.outcome
-        vectors = jnp.where(search.ended & coarse, outcome.v, q.vectors)
-        coarse_failed = coarse & (outcome.status == Status.unresolved) & (outcome.residual > _LOST)
+        is_first, is_second = coarse & (q.number == 0), coarse & (q.number == 1)
+        vanished = is_first & (outcome.status == Status.absent)
+        coarse_failed = is_first & (outcome.status == Status.unresolved) & (outcome.residual > _LOST)
+        is_kept = search.ended & (~is_second | (outcome.status <= Status.stalled))
+        vectors = jnp.where(is_kept & coarse, outcome.v, q.vectors)
         # The outcome of the coarse replicate stands for that of every replicate until the replicate has its own.
-        is_updated = search.ended & (coarse | (jnp.arange(R) == k))
+        is_updated = is_kept & (coarse | (jnp.arange(R) == k))
         outcomes = jax.tree.map(
             lambda old, a: jnp.where(is_updated.reshape(-1, *[1] * a.ndim), a, old), q.outcomes, outcome
         )
-        number = jnp.where(search.ended, jnp.where(coarse_failed, R + first, q.number + 1), q.number)
+        following = jnp.where(vanished, 1, jnp.maximum(q.number + 1, first))
+        number = jnp.where(search.ended, jnp.where(coarse_failed, R + first, following), q.number)
         start = vectors[jnp.clip(number - first, 0, R - 1)]
+        if coarse_first:
+            second_start = revived(model, indexed(starts, 0), coordinates.unpack(outcome.v))
+            start = jnp.where(vanished, coordinates.pack(second_start), start)
         search = either(search.ended, newton(number).begin(start, empty_evaluation), search)
         return _Queue(number, search, vectors, outcomes)
 
