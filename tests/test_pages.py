@@ -225,6 +225,14 @@ def test_api_page_names_everything_once():
     assert sorted(shown) == sorted(public())
 
 
+def test_the_table_of_questions_names_every_function():
+    """The section "Which call for which question?" of the first page names every public function."""
+    section = (ROOT / "docs" / "start.md").read_text().split("## Which call for which question?")[1].split("\n## ")[0]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
+    functions = {name for name in public() if callable(getattr(ta, name)) and not inspect.isclass(getattr(ta, name))}
+    assert not functions - named
+
+
 def write(page: Path) -> None:
     """Write what the blocks of a page print into the text blocks behind them, and the pictures they save beside it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
