@@ -7,6 +7,8 @@ test gives, so that a new argument without a test fails.
 
 import ast
 import inspect
+import math
+import pydoc
 from functools import cache
 from pathlib import Path
 
@@ -215,3 +217,12 @@ def test_an_argument_changes_the_result(name, argument):
     value = changes[argument]
     value = value() if inspect.isfunction(value) else value
     assert differ(function(**base), function(**{**base, argument: value}))
+
+
+def test_help_fits_one_screen():
+    """`help` of a public function takes at most 50 lines of 120 columns."""
+    functions = {name: getattr(ta, name) for name in dir(ta) if inspect.isfunction(getattr(ta, name))}
+    assert len(functions) > 40
+    for name, function in functions.items():
+        text = pydoc.plain(pydoc.render_doc(function, title="%s"))
+        assert sum(max(1, math.ceil(len(line) / 120)) for line in text.splitlines()) <= 50, name

@@ -9,12 +9,14 @@ shows what it prints. A block behind the line `<!-- not run: reason -->` is left
 import ast
 import builtins
 import contextlib
+import inspect
 import io
 import pkgutil
 import re
 import shutil
 import sys
 import tempfile
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from tiedattn_jax.base import programs as compiled
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?P<skip><!-- not run: .+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 # Numbers behind these words are rounding errors, which are not compared.
 NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
@@ -150,6 +152,13 @@ def test_blocks_of_the_readme_run_alone():
         assert {node.id for node in names} <= known, f"README.md:{program.line}"
 
 
+def test_a_block_that_is_not_run_ends_where_it_ends():
+    """A block between two that are not run is run."""
+    block = "```python\nprint({})\n```\n"
+    text = "".join(("<!-- not run: long -->\n" if k % 2 else "") + block.format(k) for k in range(4))
+    assert [program.code for program in programs(text)] == ["print(0)\n", "print(2)\n"]
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that a link into a page can have: those of its headings, and explicit ones."""
     text = BLOCK.sub("", page.read_text())
@@ -184,6 +193,28 @@ def test_names_exist(page):
         pkgutil.resolve_name("".join(full_name))
 
 
+def calls(code: str) -> list[tuple[str, ast.Call]]:
+    """The calls of public functions in a block, `ta.NAME(...)` or `ta.histogram.NAME(...)`, by their names."""
+    found = [(ast.unparse(node.func), node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    return [(name, call) for name, call in found if re.fullmatch(r"ta\.(histogram\.)?\w+", name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_calls_have_arguments_that_exist(page):
+    """Every block of Python, also one that is not run, passes the functions arguments that they have."""
+    for block in BLOCK.finditer(page.read_text()):
+        if block["kind"] != "python":
+            continue
+        for name, call in calls(block["text"]):
+            if any(isinstance(value, ast.Starred) for value in call.args) or None in [k.arg for k in call.keywords]:
+                continue  # the number of arguments is known when it runs
+            signature = inspect.signature(attrgetter(name.removeprefix("ta."))(ta))
+            try:
+                signature.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
+            except TypeError as error:
+                pytest.fail(f"{name_of(page)}: {ast.unparse(call)}: {error}")
+
+
 def public() -> set[str]:
     """The public names of the API."""
     return {name for name in dir(ta) if not name.startswith("_")}
@@ -192,6 +223,14 @@ def public() -> set[str]:
 def test_api_page_names_everything_once():
     shown = re.findall(r"^::: tiedattn_jax\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
     assert sorted(shown) == sorted(public())
+
+
+def test_the_table_of_questions_names_every_function():
+    """The section "Which call for which question?" of the first page names every public function."""
+    section = (ROOT / "docs" / "start.md").read_text().split("## Which call for which question?")[1].split("\n## ")[0]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
+    functions = {name for name in public() if callable(getattr(ta, name)) and not inspect.isclass(getattr(ta, name))}
+    assert not functions - named
 
 
 def write(page: Path) -> None:

@@ -137,10 +137,9 @@ def _check_scale(model: Model, data: Sample) -> None:
         requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
         raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
     if deviates(inputs, L * n * d):
-        requirement = (
-            "must have inputs of the model's variance / d: x / sqrt(d) in Data, which from_sentences makes of x"
-        )
-        raise InputError("data", f"{requirement}, got {inputs:.3g} times that")
+        requirement = "must have inputs of the model's variance / d, x / sqrt(d) for tokens x"
+        hint = "Data.from_sentences divides tokens by sqrt(d), Data does not"
+        raise InputError("data", f"{requirement}, got {inputs:.3g} times that variance: {hint}")
     if deviates(fields, min(L * n, d) * t):
         requirement = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         reference = "the model" if data.teacher is None else "those of its teacher"

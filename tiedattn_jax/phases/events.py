@@ -239,7 +239,7 @@ class Transition(Result):
         if reason := self.reason:
             return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
         numbers, details = self._sensitivities(scalar_parameters), self._sensitivities(arrays_of)
-        shift, text = self.rs_shift, "by which replica symmetry breaking moves it, estimated"
+        shift, text = self.rs_shift, f"estimated shift by replica symmetry breaking: add it to {self.event}"
         if jnp.isfinite(shift.value):
             details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]

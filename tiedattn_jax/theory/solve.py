@@ -128,13 +128,15 @@ def solve(
             the status is `imprecise`. Not available under `jit`.
         start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
             the search begins on coarse averages.
-        settings: tolerances.
+        settings: tolerances; by default `Settings()`.
 
     Returns:
-        A `FixedPoint`, whose `status` says whether it is a fixed point. A branch that does not exist at this alpha
-        has the status `absent`, after searches from two starts; another branch is never returned under its name. An
-        order parameter may be due to the scatter of the nodes: if it is within its error bar, or small in a search that
-        does not settle. It is then held at zero, provided that it does not grow from there (concrete numbers only).
+        A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
+        it is a fixed point. Its `overlaps` have an axis of tokens first: q and V (L, r, r), theta (L, r, t), m (L, r).
+        A branch that does not exist at this alpha has the status `absent`, after searches from two starts; another
+        branch is never returned under its name. An order parameter within its error bar, or a small one in a search
+        that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does not grow
+        from there (concrete numbers only).
 
     Raises:
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if

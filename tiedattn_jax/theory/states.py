@@ -198,7 +198,7 @@ class FixedPoint(Result):
         ]
         if not np.isnan(mean["rs_error"]):
             estimate = with_error(mean["rs_error"], bars["rs_error"]) if mean["rs_error"] > _NOTHING else "0"
-            details += [("rs_error", estimate, "what replica symmetry breaking adds to train_loss, estimated")]
+            details += [("rs_error", estimate, "estimated rise by replica symmetry breaking: add it to train_loss")]
         details += [("second minimum", f"{mean['second_minimum']:.2%}", "of the nodes have one")]
         if self.jumps:
             details += [("jumps matter", "", "derivatives and spinodals contain them, the replicon does not")]
