@@ -1,6 +1,7 @@
 """`tiedattn --check`: known numbers pass, other numbers fail, and both are told."""
 
 import equinox as eqx
+import jax
 import made
 import pytest
 from cases import CASES
@@ -49,6 +50,17 @@ def test_a_state_that_failed_fails(solved, capsys):
     state = solved[0][0]
     solved[0][0] = eqx.tree_at(lambda p: p.replicates.status, state, state.replicates.status + int(ta.Status.max_steps))
     assert run(capsys)[0] == 1
+
+
+def test_a_machine_without_the_device_says_so(monkeypatch, capsys):
+    def missing(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", missing)
+    with pytest.raises(SystemExit) as stop:
+        main(["--check"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("tiedattn: JAX must find a device, got 'AssertionError'")
 
 
 def test_known_numbers_are_those_of_the_cases():

@@ -1,6 +1,7 @@
 """The pool runs paths to their ends, and no lane waits for another one."""
 
 import itertools
+import os
 import threading
 import time
 
@@ -115,6 +116,15 @@ def test_bad_input():
     for width in (0, -1, 1.5):
         with pytest.raises(ta.InputError, match="width"):
             run([], width=width)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity of processes")
+def test_a_process_takes_the_cores_that_it_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert pool.cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert pool.cores() == 64
 
 
 def test_settings_of_context_managers_are_kept():

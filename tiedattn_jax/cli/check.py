@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from importlib import metadata
 from typing import Any
@@ -15,6 +14,7 @@ from ..base.printing import table
 from ..base.programs import use_compilation_cache
 from ..base.store import VERSION
 from ..model.layers import dot_product
+from ..theory.pool import cores
 from ..theory.solve import solve
 
 # The semantic state of the standard model at alpha = 2, from an integration rule of another kind than any here.
@@ -47,7 +47,7 @@ def check_machine() -> tuple[bool, str]:
         ("versions", f"tiedattn_jax {VERSION}, jax {jax.__version__}, jaxlib {jaxlib}"),
         (
             "device",
-            f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {os.cpu_count()} cores of the host",
+            f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {cores()} cores of the host",
         ),
         ("precision", f"{dtype}"),
         ("programs", f"kept in {folder}" if folder else "not kept"),
@@ -64,6 +64,11 @@ class CheckAction(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         jax.config.update("jax_enable_x64", True)
+        try:
+            jax.devices()
+        except Exception as problem:  # jax has no type of its own for it
+            reason = (str(problem).splitlines() or [type(problem).__name__])[0] or type(problem).__name__
+            parser.error(f"JAX must find a device, got {reason!r}: see JAX_PLATFORMS and the installed plugins of JAX")
         use_compilation_cache()
         works, text = check_machine()
         print(text)

@@ -89,6 +89,11 @@ def run_one(path: Path) -> Any:
     return run([path])[0]
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use, which on a cluster can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
     """Work on one CPU: one thread per core, and one lane per thread.
 
@@ -96,10 +101,11 @@ def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.D
     four replicates. An interrupt waits only for the lanes that are running.
     """
     running: dict[Future, Job] = {}
-    with ThreadPoolExecutor(width or os.cpu_count() or 1) as executor:
+    width = width or cores()
+    with ThreadPoolExecutor(width) as executor:
         # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
         same_settings = executor.submit(jax_settings).result() == jax_settings()
-        capacity = (width or os.cpu_count() or 1) if same_settings else 1
+        capacity = width if same_settings else 1
         while True:
             while len(running) < capacity and (job := scheduler.next()) is not None:
                 if same_settings:
