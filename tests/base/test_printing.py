@@ -102,7 +102,22 @@ def test_a_state_in_single_precision_says_so():
 
 
 def test_a_state_that_is_not_there_says_whose_numbers_these_are():
-    assert "absent; the numbers are of the state in which" in made.fixed_point(status=[6] * 4).summary()
+    assert "absent; the overlaps are those of the state in which" in made.fixed_point(status=[6] * 4).summary()
+
+
+def test_an_absent_branch_has_no_losses():
+    """Losses are NaN if no replicate has the branch; their derivatives are zero, so that other lanes keep theirs."""
+    absent, partly = made.fixed_point(status=[6] * 4), made.fixed_point(status=[6, 0, 0, 0], scatter=SCATTER)
+    for losses in (absent, absent.stderr):
+        assert np.isnan(losses.train_loss) and np.isnan(losses.gen_error)
+    assert absent.q == made.fixed_point().q and np.isfinite([partly.train_loss, partly.stderr.gen_error]).all()
+
+    def total(factor):
+        points = (eqx.tree_at(lambda p: p.replicates.train_loss, p, factor * p.replicates.train_loss) for p in both)
+        return sum(jnp.where(p.ok, p.train_loss, 0.0) for p in points)
+
+    both = absent, made.fixed_point()
+    np.testing.assert_allclose(jax.grad(total)(1.0), CASES[0].train_loss)
 
 
 def test_numbers_of_a_fixed_point_for_json():

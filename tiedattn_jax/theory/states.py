@@ -88,7 +88,7 @@ class FixedPoint(Result):
 
     The averages are computed in R independent replicates, and each replicate is solved to its own fixed point. The
     fields below are means over the replicates that have a state, or over all replicates if none has. `stderr` contains
-    the error bars of these means, see `results.error_bar`.
+    the error bars of these means, see `results.error_bar`. The losses of an `absent` branch are NaN.
 
     Attributes:
         model, alpha, branch: arguments of the solve.
@@ -213,7 +213,7 @@ class FixedPoint(Result):
             title += f", along {ov.learned_directions(self.model, self.overlaps)} of {t} directions of the teacher"
         status = f"{self.status_name}, residual {self.residual:.1e}"
         if self.status == Status.absent:
-            status = "absent; the numbers are of the state in which it has vanished"
+            status = "absent; the overlaps are those of the state in which it has vanished"
         return Description(title, status, numbers, details)
 
 
@@ -236,11 +236,21 @@ def states_table(
     return rows
 
 
+def _without_absent(states: State, summary: State) -> State:
+    """Replace the losses of a branch that is absent in all replicates by NaN: there is no state to which they belong.
+
+    The derivatives are then zero, so that a lane without a state does not spoil the gradient of others.
+    """
+    is_absent = jnp.all(states.status == Status.absent)
+    losses = {name: jnp.where(is_absent, jnp.nan, getattr(summary, name)) for name in ("train_loss", "gen_error")}
+    return dataclasses.replace(summary, **losses)
+
+
 # Means and error bars are separate programs. The error bar of a number that is zero in all replicates has no
 # derivative. In one program, reverse mode would pass that NaN on to the mean.
 @eqx.filter_jit
 def _means(states: State) -> State:
-    return jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states)
+    return _without_absent(states, jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states))
 
 
 @eqx.filter_jit
@@ -250,4 +260,4 @@ def _error_bars(states: State) -> State:
     def bar(a: Shaped[Array, "R *shape"]) -> Float[Array, "*shape"]:
         return error_bar(jnp.where(counted.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
 
-    return jax.tree.map(bar, states)
+    return _without_absent(states, jax.tree.map(bar, states))
