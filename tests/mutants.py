@@ -57,7 +57,8 @@ def verdict_on(mutant: Mutant, home: Path) -> str:
     if text.count(mutant.was) != 1:
         return "no place"
     file.write_text(text.replace(mutant.was, mutant.now))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(mutant.tests)]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]  # long tests run, too
+    command = [sys.executable, "-m", "pytest", *options, *shlex.split(mutant.tests)]
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     try:
         process = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S)

@@ -285,6 +285,7 @@ def test_further_steps_of_breaking():
         assert elevation(s, [width, 1 - width]) < best
 
 
+@pytest.mark.long
 def test_two_steps_where_every_sample_chooses_a_sign():
     """For few samples, steps of breaking give energies of the SK model; one step equals the result by hand.
 

@@ -91,6 +91,7 @@ def test_searches_over_settings_do_not_run_inside_of_jit(lines):
             transform(calls_on(lines)["critical_alpha"])(*numbers(0.5, 2.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", TRACED)
 def test_lowers_for_gpu_and_tpu(name, double):

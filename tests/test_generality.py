@@ -62,6 +62,7 @@ def solve(model, branch, nodes):
     return ta.solve(model, 2.0, branch, nodes, start=BRANCHES[branch].start(model))
 
 
+@pytest.mark.long
 def test_rank_two_student_learns_both_mechanisms():
     model = make(RankTwo, [[0.6, 0.4], [0.4, 0.6]])
     fp = solve(model, None, ta.sobol_nodes(model, 2**13, replicates=1))
@@ -80,6 +81,7 @@ def test_rank_two_student_learns_both_mechanisms():
 SIMULATED = {"train_loss": (5.3731e-3, 1.0e-5), "q": (0.15033, 9.9e-4), "theta": (0.18965, 7.7e-4)}
 
 
+@pytest.mark.long
 def test_three_tokens_against_training():
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
     fp = solve(model, "semantic", ta.sobol_nodes(model, 2**13, replicates=2))

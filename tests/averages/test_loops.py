@@ -50,6 +50,7 @@ def evaluation(name):
     return evaluate, (model, jnp.asarray(2.0), make(model).replicate(0), v)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SETTINGS)
 def test_both_ways_give_the_same_numbers(name):
     """Both kinds of loops give the same minimisers to the search's tolerance, 6e-8, and sums over nodes closer."""

@@ -41,6 +41,7 @@ def test_reference_rates(omega, kappa, R, rates):
     np.testing.assert_allclose(path.mean.R[:, 0, 0], R, rtol=1e-5)  # the reference R is stationary
 
 
+@pytest.mark.long
 def test_variances_of_sampled_sentences(path):
     d, runs, every = 240, 200, 10
     model, Sigma, p, teacher, rest = setting(d, omega=0.3)

@@ -73,6 +73,7 @@ def test_corners_by_sampled_fields(nodes):
         assert abs(np.min(differences) - curvature) < 4 * np.std(smaller) / samples**0.5 + 0.02 * abs(curvature)
 
 
+@pytest.mark.long
 def test_ridge(model):
     """The labels follow from the minima of `population`, and from small starts of endless data."""
     point = ta.landscape(model, 0.005)

@@ -161,6 +161,7 @@ def test_derivatives_in_everything(grid):
         assert float(slope) == pytest.approx(float(sides[0] - sides[1]) / (2 * step), rel=1e-5), k
 
 
+@pytest.mark.long
 def test_many_rates_in_one_call(model, grid):
     etas = jnp.array([0.5, 1.0, 2.0])
     paths = jax.jit(jax.vmap(lambda eta: short(model, grid, eta=eta)))(etas)
@@ -220,6 +221,7 @@ def test_a_trajectory_continues(model, grid):
         assert float(getattr(two, name)[-1]) == pytest.approx(float(getattr(one, name)[-1]), rel=1e-7)
 
 
+@pytest.mark.long
 def test_steps_are_doubled_until_they_resolve_the_trajectory(model, grid):
     few, chosen = (short(model, grid, eta=10.0, steps=steps) for steps in (1, None))
     assert few.status_name.startswith("the steps") and chosen.ok
@@ -280,6 +282,7 @@ def test_unknown_events_are_refused(model, grid):
         short(model, grid).crossing("m vanishes")
 
 
+@pytest.mark.long
 def test_the_ridge_of_the_model_does_not_matter(model, grid):
     other = dataclasses.replace(model, lam=10 * model.lam)
     np.testing.assert_allclose(short(other, grid).R, short(model, grid).R, rtol=1e-12)

@@ -108,6 +108,7 @@ def test_eigenvalues_of_anisotropic_tokens():
     assert 0.88 < mean[2] / float(theory.bulk) < 1.02
 
 
+@pytest.mark.long
 def test_three_tokens_and_two_columns():
     """Both columns of the student have the same rates; those of the encodings are of two directions."""
     encodings = np.array([[1.0, 0.2], [0.0, -0.8], [-1.0, 0.3]])

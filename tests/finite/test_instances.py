@@ -36,6 +36,7 @@ def instances(model, lines):
     return instances
 
 
+@pytest.mark.long
 def test_message_passing_agrees_with_theory(instances):
     assert np.all(instances.ok) and np.all(instances.branch == "semantic") and np.max(instances.gradient_norm) <= 1e-10
     gaps = instances.difference("semantic")
@@ -109,6 +110,7 @@ def test_states_are_compared_by_their_invariants():
     assert (compared.train_loss, compared.gen_error) == (0.1, 0.2)
 
 
+@pytest.mark.long
 def test_together_equal_one_by_one(model):
     keys = jax.random.split(jax.random.key(1), 3)
 
@@ -278,6 +280,7 @@ np.savez(r"{out}", x=data.x, w=found.Q, V=found.overlaps.V, Q=trained.Q, loss=tr
 """
 
 
+@pytest.mark.long
 def test_eight_devices_equal_one(model, tmp_path):
     out = tmp_path / "eight.npz"
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"

@@ -96,6 +96,7 @@ def models(model, two_atoms):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["isotropic", "two atoms", "rank two", "penalty"])
 def test_training_equals_training_on_the_sentences_that_were_drawn(models, name):
     """The sentences are drawn in training and then revealed: stored, they give the same products and the same run."""
@@ -133,6 +134,7 @@ def test_the_same_key_has_the_teacher_of_stored_sentences(model):
     assert error.value == ta.heldout_error(model, stored, stored.teacher, jax.random.key(1)).value
 
 
+@pytest.mark.long
 def test_a_run_with_more_steps_repeats_the_steps(model):
     data = ta.sample_on_demand(model, 60, 2.0, jax.random.key(0))
     short, long = (ta.train(model, data, "random", steps=k, rate=1.0, key=jax.random.key(2)) for k in (10, 50))
@@ -175,6 +177,7 @@ def descent(model, steps, times):
     return quantities
 
 
+@pytest.mark.long
 def test_gradient_descent_has_the_law_of_stored_sentences(model):
     runs = [
         samples(descent(model, 60, [1, 20, 60]), sample, 100, 2.0, model, 32, seed)
@@ -199,6 +202,7 @@ def test_gradient_descent_at_larger_dimension(model):
         assert np.all(np.abs(np.mean(drawn[:, :3], 0) - reference) < 3 * np.hypot(bars, bar))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["two atoms", "rank two"])
 def test_adam_has_the_law_of_stored_sentences(models, name):
     model = models[name]
@@ -213,6 +217,7 @@ def test_adam_has_the_law_of_stored_sentences(models, name):
     assert_same_mean(*runs)
 
 
+@pytest.mark.long
 def test_message_passing_has_the_law_of_stored_sentences(model):
     def runs(sample, seed):
         rows = []
@@ -242,6 +247,7 @@ np.savez(r"{out}", y=data.y, Q=trained.Q, loss=trained.losses, passed=passed.Q)
 """
 
 
+@pytest.mark.long
 def test_eight_devices_equal_one(model, tmp_path):
     out = tmp_path / "eight.npz"
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"

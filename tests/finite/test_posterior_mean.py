@@ -77,6 +77,7 @@ def test_the_matrix_of_the_spectral_start(model):
     assert cosine(ta.spectral_direction(model, data), leading) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_spectral_start_knows_the_size_of_every_token(model):
     """Tokens of another variance say the same of the teacher, once inputs and fields are divided by their size."""
     model, data = instance(model, 100, 1.0, 8)
@@ -88,6 +89,7 @@ def test_the_spectral_start_knows_the_size_of_every_token(model):
     assert cosine(*directions) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.long
 def test_single_precision():
     model, data = instance(ta.dot_product(dtype=jnp.float32), 300, 1.0, 0)
     estimate = ta.posterior_mean(model, data)
@@ -95,6 +97,7 @@ def test_single_precision():
     assert cosine(estimate.Q, data.teacher) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [ta.gamp, ta.train], ids=["gamp", "train"])
 def test_the_semantic_minimum_without_the_teacher(model, run):
     options = {"optimizer": "lbfgs"} if run is ta.train else {}

@@ -179,6 +179,7 @@ def test_held_out_error_against_sentences_at_hand(model, data):
     np.testing.assert_allclose(identity.value, plain.value, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_instances(model):
     """The test error of instances is that with their value matrix, under vmap and one by one."""
 

@@ -227,6 +227,7 @@ def test_sentences_are_drawn_from_their_law():
     ]
 
 
+@pytest.mark.long
 def test_message_passing_ends_in_a_minimum_of_the_risk():
     """Message passing ends at a critical point, where tokens of each class have their own D in the loss."""
     model = eqx.tree_at(lambda m: m.omega, model_of(), jnp.asarray(0.1))

@@ -24,6 +24,7 @@ def path(model, rule):
     return branch_path
 
 
+@pytest.mark.long
 def test_points_are_fixed_points(path, model, rule):
     assert np.all(np.diff(path.values) > 0) and path.folds == () and set(path.labels) == {"semantic"}
     assert path.values[0] < 1.2 and path.values[-1] > 2.1 and set(path.ends) == {"limit of the parameter"}

@@ -37,6 +37,7 @@ def curve(model, lines, branch):
     return ta.sweep(model, alphas[::-1], branch, lines, best="lam", bracket=bracket)
 
 
+@pytest.mark.long
 def test_against_brute_force(curve, model, lines, branch):
     """Errors of independent solves, along a grid of ridges, have their minimum there in every replicate."""
     best = curve.points[1]

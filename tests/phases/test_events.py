@@ -478,6 +478,7 @@ def test_places_on_curves(curves, model, lines):
         ta.find_event(model, "alpha", lines, start=curves)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("event", "alpha"), [("semantic instability", 0.8265), ("semantic pitchfork", 0.7192)])
 def test_sensitivities_of_growth_events(model, lines, event, alpha):
     """Implicit derivatives of growth events equal central differences where the proximal operator jumps."""

@@ -74,6 +74,7 @@ def _dense(model, h, V, spread, s):
     return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("s", [S, 50.0])
 def test_against_dense_quadrature(model, s):
     minima = _minima(model, H, V, SPREAD, s)
@@ -112,6 +113,7 @@ def test_smooth_rule_where_nothing_jumps(model, minima):
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
 def test_found_again(model, find):
     """Continuing from the clusters of a neighbouring state gives the averages of a new search."""

@@ -232,6 +232,7 @@ def in_closed_form(monkeypatch):
     return solved
 
 
+@pytest.mark.long
 def test_equations_of_two_columns(in_closed_form):
     """Newton's method on matrices finds a stationary point of a potential derived by hand, and its loss."""
     solution = in_closed_form()
@@ -247,6 +248,7 @@ def test_equations_of_two_columns(in_closed_form):
         np.testing.assert_allclose(a, expected, rtol=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("s", [None, 25.0], ids=["ground state", "at a given s"])
 def test_derivatives_of_the_solution(in_closed_form, s):
     """Derivatives of the solution in lambda and alpha equal differences of solutions."""
@@ -277,6 +279,7 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
     assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
 
 
+@pytest.mark.long
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     """Replicates are solved in turn until one is found; the others and the failed ones then start from it.
 

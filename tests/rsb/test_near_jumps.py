@@ -28,6 +28,7 @@ def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place
     np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
 
 
+@pytest.mark.long
 def test_laid_nodes_have_the_law(model, lines):
     nodes = lay_nodes(model, state(CASES[1]), lines.replicate(0), 0.17)
     fields = np.concatenate([nodes.student, nodes.teacher])[:, 0]

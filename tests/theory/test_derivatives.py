@@ -79,6 +79,7 @@ def test_lines(model, case):
         np.testing.assert_allclose(slopes[i], (up[i] - down[i]) / (2 * step), rtol=tol)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_jumps_on_single_nodes(model, nodes, case):
     """Derivatives on single nodes equal the exact ones; node by node, dV/dalpha at alpha = 1 would be -8."""
@@ -107,6 +108,7 @@ def test_a_smooth_state(model, nodes):
             np.testing.assert_allclose(slopes[4], difference[4], rtol=1e-4)
 
 
+@pytest.mark.long
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     alphas = jnp.array([1e-9, 2.0])  # there is no proper fixed point at the first
     weights = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0])

@@ -189,6 +189,7 @@ def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
         np.testing.assert_allclose(abs(getattr(point.overlaps, name)), value, rtol=rtol)
 
 
+@pytest.mark.long
 def test_a_student_that_cut_steps_shrink_is_not_absent():
     """A student that cut steps shrink is not absent: at small q the map makes V negative, but the state exists.
 

@@ -154,6 +154,7 @@ def branches(problem):
         yield variant.solve_from_far(branch_start(model, "semantic"))
 
 
+@pytest.mark.long
 def test_slots_do_as_threads_do(problem, monkeypatch):
     """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
     singles = run(branches(problem))

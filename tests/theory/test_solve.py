@@ -340,6 +340,7 @@ def test_a_branch_with_a_large_response_is_not_absent():
     assert abs(cold.theta - warm.theta) < 3 * cold.stderr.overlaps.theta[0, 0, 0] and abs(cold.theta - 0.1807) < 2e-3
 
 
+@pytest.mark.long
 def test_a_start_whose_V_is_far_too_large(model, nodes):
     """Replicates start from the coarse state, which is searched with a smaller V only if it was not found."""
     free = BRANCHES["semantic"].free(model)
@@ -376,6 +377,7 @@ def test_a_start_whose_V_is_far_too_large(model, nodes):
     np.testing.assert_allclose(result.overlaps.V, expected.overlaps.V, rtol=1e-11)
 
 
+@pytest.mark.long
 def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
     """Lanes under `jax.vmap` give what each gives alone, and an absent one changes nothing in the others.
 

@@ -20,6 +20,7 @@ def start_of(theta=0.1, m=0.16):
     return ta.Overlaps(0.11 * pair, 1.25 * pair, theta * pair, jnp.array([[m], [-m]]))
 
 
+@pytest.mark.long
 def test_every_iteration_of_message_passing(setting):
     model, nodes = setting
     d, steps = 3000, 5
@@ -43,6 +44,7 @@ def test_damped_messages_do_not_follow_it(setting):
     assert abs(run.history.theta[3, 0, 0, 0] - theory.theta[3, 0, 0, 0]) > 0.02
 
 
+@pytest.mark.long
 def test_a_fixed_point_stays_and_others_go_to_it(setting):
     model, nodes = setting
     state = ta.solve(model, 2.0, "positional", nodes, settings=ta.Settings(tol=1e-11))
