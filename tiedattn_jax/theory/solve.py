@@ -87,7 +87,7 @@ class Problem(NamedTuple):
         """
         coarse_state = yield self.coarse_lane(start)
         if coarse_state.status == Status.absent:
-            second_state = yield self.coarse_lane(revived(self.model, start, coarse_state.overlaps))
+            second_state = yield self.lane(revived(self.model, start, coarse_state.overlaps))
             if second_state.status <= Status.stalled:
                 coarse_state = second_state
         # The other replicates would be unresolved, too.
@@ -366,7 +366,7 @@ def traced_states(
     stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
 
     def newton(number: Int[Array, ""]) -> Newton:
-        attempts = jnp.where(number < first, len(ATTEMPTS), 1)
+        attempts = jnp.where((number == 0) & (first > 0), len(ATTEMPTS), 1)
         return Newton(coordinates, settings, stall, attempts)
 
     def equations(number: Int[Array, ""]) -> Equations:
