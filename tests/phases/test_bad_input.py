@@ -38,7 +38,12 @@ def defaults(model, lines, semantic_states):
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
         "folds_of": {"paths": []},
+        "event_map": {"model": with_omega, "x": [0.3, 0.4], "y": [0.5, 0.6], "nodes": lines},
     }
+
+
+def with_omega(omega, sigma):
+    return ta.dot_product(omega=omega, sigma=sigma)
 
 
 class WithoutTarget(ta.DotProduct):
@@ -152,10 +157,23 @@ BAD = [
     ("find_event", {"sensitivities": "no"}, "sensitivities"),
     ("trace_boundary", {"sensitivities": 0}, "sensitivities"),
     ("branch_ends", {"sensitivities": None}, "sensitivities"),
+    # planes
+    ("event_map", {"x": [0.3]}, "x"),
+    ("event_map", {"y": [0.6, 0.5]}, "y"),
+    ("event_map", {"y": [0.5, np.nan]}, "y"),
+    ("event_map", {"x": [0.3, 1.3]}, "omega"),
+    ("event_map", {"event": "alpha"}, "event"),
+    ("event_map", {"event": None}, "event"),
+    ("event_map", {"names": ("a", "a")}, "names"),
+    ("event_map", {"names": ("a", 1)}, "names"),
+    ("event_map", {"names": "ab"}, "names"),
+    ("event_map", {"model": lambda a: with_omega(a, 0.5)}, "model"),
+    ("event_map", {"model": lambda a, b: a + b}, "model"),
+    ("event_map", {"model": lambda a, b: ta.dot_product(rank=1 if a < 0.35 else 2)}, "model"),
 ]
 FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "trace_boundary",
-    "find_event", "critical_alpha", "linear_crossing",
+    "find_event", "critical_alpha", "linear_crossing", "event_map",
 ]  # fmt: skip
 BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]

@@ -21,7 +21,7 @@ from .boundaries import MODELS
 from .follow import Progress, silent
 from .independent import collected
 from .labelled import dataset
-from .sweep import events_of
+from .sweep import check_one_kind, events_of
 
 _COLUMNS = 8  # number of columns that are printed
 
@@ -145,6 +145,7 @@ def event_map(
             models of one kind; names, nodes or settings are of the wrong kind; or the search failed in all cells.
     """
     grid_x, grid_y, models = models_of_plane(model, x, y, names)
+    check_one_kind(models)
     cells = [f"{names[0]} = {a:g}, {names[1]} = {b:g}" for b in grid_y for a in grid_x]
     results = events_of(event, models, cells, nodes, settings, progress)
     found = collected(event, MODELS, np.arange(len(models), dtype=float), models, results)

@@ -147,14 +147,13 @@ def events_of(
     """Find an event of every model, each for itself.
 
     Args:
+        models: models of one kind, see `check_one_kind`.
         names: names of the settings, for exceptions.
 
     Raises:
-        InputError: the event is unknown; the models are of different kinds; nodes or settings are of the wrong kind; or
-            the search failed for all models.
+        InputError: the event is unknown; nodes or settings are of the wrong kind; or the search failed for all models.
     """
     event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
-    _check_one_kind(models)
     if event in THRESHOLDS:
         check_top_level(models)
         return thresholds_of(event, models, names, nodes, progress)
@@ -260,11 +259,11 @@ def _listed_models(
         raise InputError("along", "must be left out with a list of models, which says what changes")
     for model in models:
         require_kind(model, "model", Model, "a list of models, such as [dot_product(), dot_product(sigma=0.4)]")
-    _check_one_kind(models)
+    check_one_kind(models)
     return np.arange(len(models), dtype=float), list(models)
 
 
-def _check_one_kind(models: Sequence[Model]) -> None:
+def check_one_kind(models: Sequence[Model]) -> None:
     """Check that all models are of one class, with arrays of the same shapes."""
     shapes = []
     for model in models:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from ..base.errors import require
@@ -124,7 +125,8 @@ def event_map_figure(event_map: Any, ax: Target = None) -> Any:
             levels = [level for level in MaxNLocator(7).tick_values(low, high) if low < level < high]
             if levels:
                 lines = axis.contour(x, y, alpha, levels, colors="white", linewidths=0.9)
-                axis.clabel(lines, fontsize=7)
+                for artist in (lines, *axis.clabel(lines, fontsize=7)):
+                    artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
         _mark(axis, *edges, ~found, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
         _mark(axis, *edges, found & (event_map.stderr > _PRECISE * np.abs(alpha)), "error bar above 1 %", HATCHED)
         axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
@@ -155,9 +157,8 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
                     label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
                 if np.any(uninformed[row]):
-                    label = "uninformed" if is_labelled else None
                     level, width = (np.where(uninformed[row], a[row], np.nan) for a in (minimum.value, minimum.stderr))
-                    line(axis, x, level, COLOURS["uninformed"], label, bar=width, dash=DASHES["uninformed"])
+                    line(axis, x, level, COLOURS["uninformed"], "uninformed", bar=width, dash=DASHES["uninformed"])
                 scale(axis, x)
                 if name == "gen_error":
                     style = BASELINE if is_labelled else {**BASELINE, "label": None}
