@@ -173,11 +173,11 @@ BAD = [
 ]
 FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "trace_boundary",
-    "find_event", "critical_alpha", "linear_crossing", "event_map",
+    "find_event", "critical_alpha", "linear_crossing",
 ]  # fmt: skip
-BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
-BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
-BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
+BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends", "event_map")]
+BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends", "event_map")]
+BAD += [(f, {"model": 0.3}, "model") for f in (*FUNCTIONS, "event_map")]
 
 
 @pytest.fixture
@@ -257,6 +257,19 @@ def test_concrete_numbers_are_asked_for(defaults, nothing_is_compiled, function,
         with pytest.raises(ta.InputError) as caught:  # derivatives work, but not those inside compiled functions
             jax.jit(jax.grad(lambda m: of_models(m).alpha))(model)
         assert str(caught.value) == ONE_SENTENCE
+
+
+def test_models_of_a_plane_are_checked(defaults, model, nothing_is_compiled):
+    options = {k: v for k, v in defaults["event_map"].items() if k != "model"}
+    bad_model = eqx.tree_at(lambda m: m.lam, model, -model.lam)
+    for first in (model, bad_model):  # the first model is checked in full, the others by their numbers
+        with pytest.raises(ta.InputError, match="lam must be one positive number"):
+            ta.event_map(lambda a, b, first=first: first if a < 0.35 else bad_model, **options)
+    with pytest.raises(ta.InputError, match="loss must be even"):
+        ta.event_map(lambda a, b: Odd(**vars(model)), **options)
+    with pytest.raises(ta.InputError) as caught:
+        jax.jit(lambda lam: ta.event_map(lambda a, b: ta.dot_product(omega=a, sigma=b, lam=lam), **options).alpha)(0.01)
+    assert str(caught.value) == ONE_SENTENCE
 
 
 def test_ends_of_a_branch_ask_for_concrete_numbers(defaults, nothing_is_compiled):

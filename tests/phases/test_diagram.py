@@ -112,7 +112,7 @@ def test_the_uninformed_state_where_no_branch_exists():
     assert diagram.trusted[1, 0] and not diagram.beats_linear[1, 0]
     diagram.cells["replicon"][:, 1, 0] = 1.2
     assert not diagram.trusted[1, 0]
-    diagram.cells["status"][0, 1, 1] = ta.Status.max_steps
+    diagram.cells["status"][0, 1, 1], diagram.cells["residual"][0, 1, 1] = ta.Status.max_steps, 1.0
     assert not diagram.uninformed[1, 1] and diagram.region[1, 1] == 0
 
 
