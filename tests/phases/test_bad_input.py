@@ -263,7 +263,7 @@ def test_models_of_a_plane_are_checked(defaults, model, nothing_is_compiled):
     options = {k: v for k, v in defaults["event_map"].items() if k != "model"}
     bad_model = eqx.tree_at(lambda m: m.lam, model, -model.lam)
     for first in (model, bad_model):  # the first model is checked in full, the others by their numbers
-        with pytest.raises(ta.InputError, match="lam must be one positive number"):
+        with pytest.raises(ta.InputError, match=r"lam must be .*positive"):
             ta.event_map(lambda a, b, first=first: first if a < 0.35 else bad_model, **options)
     with pytest.raises(ta.InputError, match="loss must be even"):
         ta.event_map(lambda a, b: Odd(**vars(model)), **options)

@@ -61,8 +61,8 @@ def with_gap(lines, monkeypatch):
 
     monkeypatch.setattr(sweep_module, "_event", path)
     settings = ta.Settings(tol=1e-4)
-    options = {"names": ("a", "b"), "nodes": lines, "settings": settings}
-    result = ta.event_map(layer, [0.1, 0.2, 0.3], [0.4, 0.5], "semantic instability", **options)
+    x, y, event = [0.1, 0.2, 0.3], [0.4, 0.5], "semantic instability"
+    result = ta.event_map(layer, x, y, event, names=("a", "b"), nodes=lines, settings=settings)
     assert seen == [("semantic instability", lines, settings)] * 6
     return result
 
