@@ -117,26 +117,24 @@ class PhaseDiagram(Result):
         The search for an absent branch ends in the uninformed state, or in the limit of a student that vanishes. The
         searches for both branches must have ended at the same training loss.
         """
-        loss = np.where(self._vanished, self.cells["train_loss"], np.nan).transpose(3, 0, 1, 2)
-        agree = np.abs(loss[:, 0] - loss[:, 1]) <= _AGREEMENT * np.abs(loss[:, 0])
-        return np.all(self.absent, 0) & np.asarray(quorum(np.moveaxis(agree, 0, -1)))
+        first, second = np.where(self._ended_uninformed, self.cells["train_loss"], np.nan)
+        agree = np.abs(first - second) <= _AGREEMENT * np.abs(first)
+        return np.all(self.absent, 0) & np.asarray(quorum(agree))
 
     @property
-    def _vanished(self) -> Bool[np.ndarray, "branch Y X R"]:
-        """Whether the search in a replicate ended in the uninformed state."""
+    def _ended_uninformed(self) -> Bool[np.ndarray, "branch Y X R"]:
+        """Whether the search for a branch ended in the uninformed state."""
         return self.cells["status"] == Status.absent
 
     def _of_minimum(self, name: str) -> Real[np.ndarray, "Y X R *shape"]:
         """Return a number of the global minimum in every replicate; NaN where there is none."""
-        values, winner = self._masked(name), self.winner
-        both_vanished = np.all(self._vanished, 0)
-        extra = [1] * (values.ndim - 4)
-        winner, both_vanished = (
-            winner.reshape(*winner.shape, 1, *extra),
-            both_vanished.reshape(*both_vanished.shape, *extra),
-        )
-        uninformed = np.where(both_vanished, self.cells[name].mean(0), np.nan)
-        return np.select([winner == k for k in range(len(MINIMA))], [*values, uninformed], np.nan)
+        values = self._masked(name)
+
+        def extended(a: Bool[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
+            return a.reshape(*a.shape, *[1] * (values.ndim - 1 - a.ndim))
+
+        uninformed = np.where(extended(np.all(self._ended_uninformed, 0)), self.cells[name].mean(0), np.nan)
+        return np.select([extended(self.winner == k) for k in range(len(MINIMA))], [*values, uninformed], np.nan)
 
     def global_minimum(self, name: str) -> Average:
         """Return a number of the global minimum of the training loss, (y, x, ...); NaN where none is known.
@@ -165,7 +163,10 @@ class PhaseDiagram(Result):
 
     @property
     def region(self) -> Int[np.ndarray, "Y X"]:
-        """Index into `REGIONS`: which branches are stable, and which of them is the global minimum."""
+        """Index into `REGIONS`: which branches are stable, and which of them is the global minimum.
+
+        Cells that lack both branches are "uninformed". Others are "neither" if no branch is stable there.
+        """
         positional, semantic = self.stable
         bistable = np.where(self.winner == 0, 4, 5)
         uninformed = self.winner == MINIMA.index("uninformed")
