@@ -11,7 +11,7 @@ passing and training follow from it. The public functions by task:
     iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
-    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram
+    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, event_map
     files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
@@ -116,6 +116,7 @@ from .phases.boundaries import (
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
+from .phases.event_map import EventMap as EventMap, event_map as event_map
 from .phases.events import EVENTS as EVENTS, Event as Event, Transition as Transition
 from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram

@@ -38,7 +38,12 @@ def defaults(model, lines, semantic_states):
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
         "folds_of": {"paths": []},
+        "event_map": {"model": with_omega, "x": [0.3, 0.4], "y": [0.5, 0.6], "nodes": lines},
     }
+
+
+def with_omega(omega, sigma):
+    return ta.dot_product(omega=omega, sigma=sigma)
 
 
 class WithoutTarget(ta.DotProduct):
@@ -152,14 +157,27 @@ BAD = [
     ("find_event", {"sensitivities": "no"}, "sensitivities"),
     ("trace_boundary", {"sensitivities": 0}, "sensitivities"),
     ("branch_ends", {"sensitivities": None}, "sensitivities"),
+    # planes
+    ("event_map", {"x": [0.3]}, "x"),
+    ("event_map", {"y": [0.6, 0.5]}, "y"),
+    ("event_map", {"y": [0.5, np.nan]}, "y"),
+    ("event_map", {"x": [0.3, 1.3]}, "omega"),
+    ("event_map", {"event": "alpha"}, "event"),
+    ("event_map", {"event": None}, "event"),
+    ("event_map", {"names": ("a", "a")}, "names"),
+    ("event_map", {"names": ("a", 1)}, "names"),
+    ("event_map", {"names": "ab"}, "names"),
+    ("event_map", {"model": lambda a: with_omega(a, 0.5)}, "model"),
+    ("event_map", {"model": lambda a, b: a + b}, "model"),
+    ("event_map", {"model": lambda a, b: ta.dot_product(rank=1 if a < 0.35 else 2)}, "model"),
 ]
 FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "trace_boundary",
     "find_event", "critical_alpha", "linear_crossing",
 ]  # fmt: skip
-BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
-BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
-BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
+BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends", "event_map")]
+BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends", "event_map")]
+BAD += [(f, {"model": 0.3}, "model") for f in (*FUNCTIONS, "event_map")]
 
 
 @pytest.fixture
@@ -239,6 +257,19 @@ def test_concrete_numbers_are_asked_for(defaults, nothing_is_compiled, function,
         with pytest.raises(ta.InputError) as caught:  # derivatives work, but not those inside compiled functions
             jax.jit(jax.grad(lambda m: of_models(m).alpha))(model)
         assert str(caught.value) == ONE_SENTENCE
+
+
+def test_models_of_a_plane_are_checked(defaults, model, nothing_is_compiled):
+    options = {k: v for k, v in defaults["event_map"].items() if k != "model"}
+    bad_model = eqx.tree_at(lambda m: m.lam, model, -model.lam)
+    for first in (model, bad_model):  # the first model is checked in full, the others by their numbers
+        with pytest.raises(ta.InputError, match=r"lam must be .*positive"):
+            ta.event_map(lambda a, b, first=first: first if a < 0.35 else bad_model, **options)
+    with pytest.raises(ta.InputError, match="loss must be even"):
+        ta.event_map(lambda a, b: Odd(**vars(model)), **options)
+    with pytest.raises(ta.InputError) as caught:
+        jax.jit(lambda lam: ta.event_map(lambda a, b: ta.dot_product(omega=a, sigma=b, lam=lam), **options).alpha)(0.01)
+    assert str(caught.value) == ONE_SENTENCE
 
 
 def test_ends_of_a_branch_ask_for_concrete_numbers(defaults, nothing_is_compiled):

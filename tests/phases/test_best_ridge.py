@@ -209,7 +209,8 @@ def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True,
     error_rates = jax.tree.map(lambda a: 1.5 * a, rates)
     x = np.log(value) + np.array([-0.01, 0.01, -0.02, 0.02])
     error = 1e-3 * np.array([1.0, 1.1, 0.9, 1.0])
-    return Optimum(kind, branch, x, error, rates, error_rates, (states,) * count, converged)
+    names = ("positional", "semantic")[:: 1 - 2 * branch][:count]
+    return Optimum(kind, branch, x, error, rates, error_rates, dict.fromkeys(names, states), converged)
 
 
 @pytest.fixture
@@ -281,9 +282,22 @@ def test_no_state(located, model, lines):
     best = ta.best_ridge(model, 0.2, "semantic", lines)
     assert np.isnan(best.value) and best.place == "nowhere" and best.status == ta.Status.absent
     assert best.summary().endswith("not found, as there is no semantic state from 1e-05 to 1")
+    located(None)
+    assert ta.best_ridge(model, 0.2, None, lines).reason.startswith("there is no positional, semantic or uninformed st")
     with pytest.raises(ta.InputError, match="bracket must contain a state, but there is no semantic state"):
         _ = best.state
     assert best.to_dict()["sensitivities"] is None
+
+
+def test_the_uninformed_state_is_global_where_no_branch_exists(lines):
+    """There is no gap in a sweep: the smallest error is that of the uninformed state, by independent solves as well."""
+    layer = ta.dot_product(omega=0.02)
+    (best,) = ta.sweep(layer, [0.3], nodes=lines, branch=None, best="lam", bracket=(1e-3, 4e-3)).points
+    assert best.state.branch == "uninformed" and best.place == "inside" and bool(best.ok)
+    lams = float(best.value) * np.array([0.7, 1.0, 1.4])
+    scan = ta.sweep(layer, "lam", lams, lines, branch="uninformed", alpha=0.3).values("gen_error")
+    np.testing.assert_allclose(best.gen_error.value, scan[1], rtol=1e-4)
+    assert scan[1] < min(scan[0], scan[2])
 
 
 def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states, monkeypatch):

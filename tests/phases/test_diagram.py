@@ -84,6 +84,62 @@ def test_regions():
     np.testing.assert_array_equal(diagram.beats_linear, ALPHA[None] > LINEAR[:, None])
 
 
+def without_branches() -> ta.PhaseDiagram:
+    """Three cells lack both branches: the searches end in the same loss in the first two, in the second one by half."""
+    diagram = known_diagram()
+    diagram.cells["status"][:, 1, :3] = ta.Status.absent
+    for name, number in (("train_loss", 0.01), ("gen_error", 0.02), ("theta", 0.0), ("m", 0.0), ("replicon", 0.4)):
+        diagram.cells[name][:, 1, :3] = number
+    diagram.cells["train_loss"][:, 1, 0] += np.array([-1e-3, 1e-3])
+    diagram.cells["train_loss"][1, 1, 1, 1] *= 1.1
+    diagram.cells["train_loss"][1, 1, 2] *= 1.1
+    return diagram
+
+
+def test_the_uninformed_state_where_no_branch_exists():
+    diagram = without_branches()
+    assert np.argwhere(diagram.uninformed).tolist() == [[1, 0], [1, 1]]
+    assert diagram.winner[1, :4].tolist() == [2, 2, -1, 0] and np.all(diagram.winner[[0, 2]] >= 0)
+    assert [REGIONS[k] for k in diagram.region[1, :4]] == ["uninformed"] * 2 + ["neither", REGIONS[4]]
+    loss, error = diagram.global_minimum("train_loss"), diagram.global_minimum("gen_error")
+    np.testing.assert_allclose(loss.value[1, 0], 0.01)
+    np.testing.assert_allclose(loss.stderr[1, 0], error_bar(np.array([-1e-3, 1e-3])))
+    np.testing.assert_allclose(error.value[1, :2], 0.02)
+    assert np.isnan(loss.value[1, 2]) and np.isnan(error.value[1, 2])
+    np.testing.assert_allclose(diagram.gen_difference[0][1, :2], 0.018)
+    np.testing.assert_array_equal(diagram.global_minimum("theta").value[1, 0], 0.0)
+    assert np.isnan(diagram.mean("train_loss")[:, 1, :3]).all()  # the branches are still absent
+    assert diagram.trusted[1, 0] and not diagram.beats_linear[1, 0]
+    diagram.cells["replicon"][:, 1, 0] = 1.2
+    assert not diagram.trusted[1, 0]
+    diagram.cells["status"][0, 1, 1], diagram.cells["residual"][0, 1, 1] = ta.Status.max_steps, 1.0
+    assert not diagram.uninformed[1, 1] and diagram.region[1, 1] == 0
+
+
+def test_the_global_minimum_elsewhere():
+    """It is the branch with the lower training loss, with its error bar."""
+    diagram = without_branches()
+    for name in ("train_loss", "q"):
+        number, means, bars = diagram.global_minimum(name), diagram.mean(name), diagram.stderr(name)
+        for cell in ((1, 5), (1, 9), (0, 9), (2, 4)):
+            np.testing.assert_array_equal(number.value[cell], means[diagram.winner[cell]][cell])
+            np.testing.assert_array_equal(number.stderr[cell], bars[diagram.winner[cell]][cell])
+    assert {int(diagram.winner[cell]) for cell in ((1, 5), (1, 9))} == {0, 1}
+    with pytest.raises(ta.InputError, match="name must be one of"):
+        diagram.global_minimum("trian_loss")
+
+
+def test_the_uninformed_state_in_tables_and_pictures():
+    diagram = without_branches()
+    row = diagram.table()[10]
+    assert row["region"] == row["global_minimum"] == "uninformed" and row["positional_status"] == "absent"
+    assert row["global_minimum_train_loss"] == pytest.approx(0.01) and row["global_minimum_gen_error"] == 0.02
+    assert diagram.table()[12]["global_minimum"] == "" and diagram.table()[15]["global_minimum"] == "positional"
+    assert "     2  uninformed" in str(diagram) and diagram.to_dict()["regions"]["uninformed"] == 2
+    legend = [text.get_text() for text in diagram.plot().legends[0].get_texts()]
+    assert "uninformed: neither branch exists" in legend
+
+
 def test_cells_that_failed_are_marked():
     diagram = known_diagram()
     diagram.cells["status"][0, 1, 3, 1] = 3  # one replicate of two failed: the state is not trusted
@@ -100,7 +156,7 @@ def test_states_that_did_not_settle_are_counted():
     diagram = known_diagram()
     untrusted = int((~diagram.trusted).sum())
     assert diagram.settled.all() and diagram.to_dict()["untrusted"] == untrusted
-    assert f"{untrusted:6d}  not trusted, in any region" in diagram.summary().splitlines()[7]
+    assert f"{untrusted:6d}  not trusted, in any region" in diagram.summary().splitlines()[8]
     diagram.cells["status"][0, 1, [6, 7]] = ta.Status.max_steps
     diagram.cells["residual"][0, 1, [6, 7]] = 0.02
     assert diagram.solved.all() and diagram.exists[0, 1, [6, 7]].all()
@@ -203,6 +259,8 @@ def test_xarray():
     assert data.theta.dims == (*grid, "token", "column", "teacher_column") and data.m.dims == (*grid, "token", "column")
     names = dict(zip(data.status.flag_values, data.status.flag_meanings.split(), strict=True))
     assert names[0] == "converged" and names[8] == "unresolved" and data.status.dims == grid
+    assert str(cell.global_minimum.item()) == "positional"
+    assert float(cell.global_minimum_gen_error) == diagram.mean("gen_error")[0, 1, 4]
     assert data.train_loss.dims == grid and float(cell.theta.isel(token=1).squeeze()) == 0.2
 
 

@@ -94,6 +94,20 @@ def test_cells_are_the_states_of_the_theory(diagram):
     assert critical.alpha[1] > critical.alpha[0]
 
 
+def test_cells_without_branches_hold_the_uninformed_state(lines):
+    """It is that of `solve`; where a large ridge keeps the student at zero, the loss is alpha times the error there."""
+    layer = ta.dot_product(omega=0.02)
+    result = ta.phase_diagram(layer, [0.2, 0.3], ("lam", [0.003, 0.3]), lines, devices=1)
+    assert np.all(result.region == ta.REGIONS.index("uninformed")) and result.trusted.all()
+    loss, error = result.global_minimum("train_loss"), result.global_minimum("gen_error")
+    direct = ta.solve(eqx.tree_at(lambda m: m.lam, layer, jnp.asarray(0.003)), 0.3, "uninformed", lines)
+    np.testing.assert_allclose(loss.value[0, 1], direct.train_loss, rtol=1e-6)
+    np.testing.assert_allclose(error.value[0, 1], direct.gen_error, rtol=1e-5)
+    np.testing.assert_allclose(loss.stderr[0, 1], direct.stderr.train_loss, rtol=1e-2)
+    np.testing.assert_allclose(loss.value[1], np.array([0.2, 0.3]) * error.value[1], rtol=1e-6)
+    assert np.all(result.global_minimum("q").value[1] < 1e-6)
+
+
 def program(setup: str, body: str) -> str:
     """A script that solves the grid of these tests in its own process."""
     return f"""

@@ -321,7 +321,7 @@ def test_models_of_a_list_are_of_one_kind(model, lines, monkeypatch):
         eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),
     )
     for foreign_model in foreign_models:
-        with pytest.raises(ta.InputError, match=r"model must be a list of models of one class .* number 1 differs"):
+        with pytest.raises(ta.InputError, match=r"model must give models of one class .* number 1 differs"):
             ta.sweep([model, foreign_model], nodes=lines, alpha=2.0)
     for arguments in ({"along": "sigma"}, {"values": [0.5]}, {"along": [1.0]}):
         with pytest.raises(ta.InputError, match="along must be left out with a list of models"):

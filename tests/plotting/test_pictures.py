@@ -15,7 +15,7 @@ from tiedattn_jax.dynamics.landscape import words_of
 from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
-from tiedattn_jax.plotting.diagrams import diagram_figure, slice_figure
+from tiedattn_jax.plotting.diagrams import diagram_figure, event_map_figure, slice_figure
 from tiedattn_jax.plotting.dynamics import landscape_figure, trajectory_figure
 from tiedattn_jax.plotting.events import boundary_figure, transition_figure
 from tiedattn_jax.plotting.optimal import optimal_figure
@@ -271,6 +271,8 @@ def diagram():
         loss_difference=(values - 3.5, None),
         gen_difference=(values - 1, None),
         trusted=region != 4,
+        winner=np.array([[0, 0, -1], [1, 1, 2]]),
+        global_minimum=lambda name: ta.Average(values + 20, np.full((2, 3), 0.5)),
         exists=np.array([[[True, True, False], [True, True, True]]] * 2),
         stable=np.array([[[True, True, False], [True, True, True]], [[True, True, False], [False, True, True]]]),
         mean={**means, "gen_error_linear": linear}.__getitem__,
@@ -298,7 +300,7 @@ def test_diagram():
     assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
     assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
     assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
-    neither, hatched = left.collections[3:5]
+    neither, hatched = left.collections[4:6]
     assert marked(neither) == [(3.0, 0.2)] and marked(hatched) == [(0.5, 0.2)]  # not trusted
     np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
     band = right.collections[-1].get_paths()[0].vertices
@@ -306,6 +308,18 @@ def test_diagram():
     texts = legend_texts(figure)
     assert texts[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
     assert texts[3:] == ["not trusted: unsolved, not settled, or not decided by the averages", r"$\alpha_c$"]
+
+
+def test_uninformed_cells_of_a_diagram():
+    """They have their own mark beside the difference of losses, and their test error is that of a global minimum."""
+    known = diagram()
+    known.region[1, 2] = 6
+    figure = diagram_figure(known)
+    left, right = figure.axes[:2]
+    assert marked(left.collections[3]) == [(3.0, 0.2)] and marked(left.collections[4]) == []
+    assert left.collections[0].get_array().mask.tolist() == [[True, True, True], [False, False, True]]
+    assert right.collections[0].get_array().mask.tolist() == [[True, False, False], [False, False, False]]
+    assert legend_texts(figure)[2] == "uninformed: neither branch exists"
 
 
 def test_further_boundaries_on_a_diagram():
@@ -347,12 +361,16 @@ def test_slices():
     np.testing.assert_array_equal(dotted[0].get_ydata(), [13, 14, np.nan])  # up to the first stable point
     assert len(dotted) == 1 and legend_texts(figure)[-1] == "unstable"
     positional, semantic = upper.lines
+    (uninformed,) = (line for line in upper_right.lines if line.get_gid() == "uninformed")
+    np.testing.assert_array_equal(uninformed.get_ydata(), [np.nan, np.nan, 25])  # where neither branch exists
+    assert uninformed.get_color() == COLOURS["uninformed"]
     np.testing.assert_array_equal(positional.get_ydata(), [0, 1, np.nan])  # no state in the third cell
     np.testing.assert_array_equal(semantic.get_ydata(), [10, 11, np.nan])
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == -1  # two error bars
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
     np.testing.assert_array_equal(lower_right.lines[1].get_ydata(), [np.nan, -4, -5])
-    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(lower_right) == []
+    assert "uninformed" in legend_texts(figure)
+    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(lower_right) == ["uninformed"]
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert lower_right.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
 
@@ -528,6 +546,35 @@ def test_landscape():
     assert legend_texts(figure) == [*expected, "global minimum changes"]
 
 
+def event_map():
+    """alpha = 1 + x + y in 2 x 3 cells: one is without the event, and another has an error bar above 1 %."""
+    x, y = np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5])
+    alpha = 1 + x + y[:, None]
+    bars = 0.009 * alpha
+    alpha[0, 2], bars[1, 0] = np.nan, 0.011 * alpha[1, 0]
+    return ta.EventMap(x, y, ("omega", "b"), "alpha_c", alpha, bars, np.zeros((2, 3), int))
+
+
+def test_event_map():
+    figure = event_map_figure(event_map())
+    axis, bar = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel(), bar.get_ylabel()) == (LABELS["omega"], "b", r"$\alpha_c$")
+    assert legend_texts(figure) == [r"$\alpha_c$ not found", "error bar above 1 %"]
+    named = {artist.get_gid(): artist for artist in axis.collections}
+    assert named["alpha_c"].get_array().mask.tolist() == [[False, False, True], [False, False, False]]
+    assert marked(named[r"$\alpha_c$ not found"]) == [(0.25, 0.35)] and marked(named["error bar above 1 %"]) == [
+        (0.05, 0.45)
+    ]
+    (lines,) = (artist for artist in axis.collections if hasattr(artist, "levels"))
+    assert len(lines.levels) > 2 and np.all((lines.levels > 1.5) & (lines.levels < 1.8))
+    for level, contour in zip(lines.levels, lines.get_paths(), strict=True):
+        np.testing.assert_allclose(1 + contour.vertices.sum(1), level)
+    flat, empty = event_map(), event_map()
+    flat.alpha[:], flat.stderr[:], empty.alpha[:] = 1.0, 0.0, np.nan
+    assert not event_map_figure(flat).legends  # nothing is missing, and no contour line is there
+    assert legend_texts(event_map_figure(empty)) == [r"$\alpha_c$ not found"]
+
+
 def test_theory_beside_message_passing():
     run = message_passing()
     theory, doubled = run.history, {name: 2 * values for name, values in vars(run.history).items()}
@@ -556,6 +603,7 @@ PICTURES = {
     "Boundary": (lambda: BOUNDARY, "alpha"),
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
     "Curve": (lambda: curve("semantic"), "order train_loss gen_error"),
+    "EventMap": (event_map, "alpha"),
     "GAMP": (message_passing, "q theta m residual"),
     "LandscapeMap": (landscapes, "label"),
     "Instances": (drawn_instances, "train_loss gen_error q theta m"),

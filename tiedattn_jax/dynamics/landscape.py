@@ -22,7 +22,6 @@ from ..averages.program import program
 from ..averages.rule import Replicate, Rule, average, check_rule
 from ..base.errors import (
     InputError,
-    array_of,
     as_number,
     require_choice,
     require_not_negative,
@@ -30,11 +29,12 @@ from ..base.errors import (
 )
 from ..base.linalg import cholesky
 from ..base.printing import Description, rows_of
-from ..base.results import Replicated, Result, Status
+from ..base.results import Replicated, Status
 from ..base.trees import stacked
 from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.overlaps import Overlaps
+from ..model.plane import PlaneResult, models_of_plane
 from ..theory.observables import error_in_block
 from .population import Risk, population
 from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
@@ -219,7 +219,7 @@ def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
     return rule.each(heights)
 
 
-class LandscapeMap(Result):
+class LandscapeMap(PlaneResult):
     """Labels of the population risk over two numbers.
 
     Attributes:
@@ -228,11 +228,7 @@ class LandscapeMap(Result):
         landscapes: the `Landscape` of every cell; its arrays lead with the axes (len(y), len(x)).
     """
 
-    x: Float[np.ndarray, " X"]
-    y: Float[np.ndarray, " Y"]
-    names: tuple[str, str] = eqx.field(static=True)
     landscapes: Landscape
-    batch_probe = "y", 1
     words_of = staticmethod(words_of)
 
     @property
@@ -300,14 +296,12 @@ def landscape_map(
         nodes: averages; by default 2^14 Sobol points for a student on a sphere, else those of `population`.
 
     Raises:
-        InputError: x or y is not increasing; or as in `landscape`.
+        InputError: x or y is not increasing; model is no function of two numbers that returns a Model; or as in
+            `landscape`.
     """
-    requirement = "two increasing numbers or more"
-    grid_x, grid_y = (
-        array_of(values, name, requirement, lambda a: a.size > 1 and np.all(np.diff(a) > 0))
-        for values, name in ((x, "x"), (y, "y"))
-    )
+    grid_x, grid_y, models = models_of_plane(model, x, y, names)
     if nodes is None and size is not None:
-        nodes = sobol_nodes(span_fields(model(float(grid_x[0]), float(grid_y[0])), 1), _MAP_NODES)
-    rows = [[landscape(model(a, b), kappa, size=size, nodes=nodes) for a in grid_x.tolist()] for b in grid_y.tolist()]
-    return LandscapeMap(grid_x, grid_y, names, stacked([stacked(row) for row in rows]))
+        nodes = sobol_nodes(span_fields(models[0], 1), _MAP_NODES)
+    cells = [landscape(each, kappa, size=size, nodes=nodes) for each in models]
+    rows = [stacked(cells[k : k + grid_x.size]) for k in range(0, len(cells), grid_x.size)]
+    return LandscapeMap(grid_x, grid_y, names, stacked(rows))

@@ -9,4 +9,5 @@ layers        the layers that the library ships
 checks        checks for the usual mistakes in a new layer
 identity      what a model computes, for the fingerprint of a run that resumes
 parameters    numbers of a model by name, for the axes of curves and diagrams
+plane         models over two numbers, and results over them
 """

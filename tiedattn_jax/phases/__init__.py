@@ -10,6 +10,7 @@ transitions    alpha_c and alpha_l
 ends           how branches end
 independent    many settings, each for itself
 sweep          states or events of many models
+event_map      an event of models over two numbers
 boundaries     boundaries as results, and where they intersect
 best_search    the test error along a number: a coarse walk, and Newton's method
 best_places    places where the error can be smallest

@@ -22,7 +22,7 @@ from ..base.results import quorum
 from ..base.trees import indexed, stacked
 from ..base.types import GivenArray
 from ..model.model import Model
-from ..model.overlaps import Overlaps
+from ..model.overlaps import PAIR, Overlaps
 from ..theory.observables import gen_error_in
 from ..theory.paths import Path
 from ..theory.states import State
@@ -78,8 +78,8 @@ class Optimum(NamedTuple):
         error: test error there.
         x_rates, error_rates: derivatives of x and error in the other numbers of the model and in alpha; leaves
             (R, ...).
-        states: the states at `value`: those of the branch and, at a transition, those of the other branch; empty before
-            `best_path` adds them.
+        states: the states at `value` by the name of their branch: those of the branch and, at a transition, those of
+            the other branch; empty before `best_path` adds them.
         converged: whether the search converged.
     """
 
@@ -89,7 +89,7 @@ class Optimum(NamedTuple):
     error: Float[GivenArray, " R"]
     x_rates: PyTree[Float[GivenArray, "R ..."]]
     error_rates: PyTree[Float[GivenArray, "R ..."]]
-    states: tuple[State, ...]
+    states: dict[str, State]
     converged: bool
 
     @property
@@ -102,6 +102,8 @@ def best_path(task: Task) -> Path:
     """Path that finds the value with the smallest test error; returns an `Optimum`, or None if there is no state."""
     walks = yield [walk_path(task, branch) for branch in task.branches]
     places = places_of(walks)
+    if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
+        return (yield best_path(task._replace(branches=("uninformed",))))
     paths = [_located(task, walks, p) for p in places if p.error <= (1 + _MARGIN) * places[0].error]
     optima = [optimum for optimum in (yield paths) if optimum is not None]
     if not optima:
@@ -110,7 +112,8 @@ def best_path(task: Task) -> Path:
     branches = [best.branch] + ([1 - best.branch] if best.kind == "transition" else [])
     x = float(np.log(best.value))
     paths = [task.problem(task.branches[b], x).solve_replicates(walks[b].nearest(x)) for b in branches]
-    return best._replace(states=tuple((yield paths)))
+    states = yield paths
+    return best._replace(states={walks[b].branch: state for b, state in zip(branches, states, strict=True)})
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
@@ -143,7 +146,7 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
         return None
     at_rest = jax.tree.map(np.zeros_like, sample.rates)
     x = np.where(np.isfinite(sample.error), place.x, np.nan)
-    return Optimum(place.kind, place.branch, x, sample.error, at_rest, sample.rates, (), True)
+    return Optimum(place.kind, place.branch, x, sample.error, at_rest, sample.rates, {}, True)
 
 
 def _inside(task: Task, walk: Walk, place: Place) -> Path:
@@ -177,7 +180,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
     x_rates = jax.tree.map(lambda a, b: -(b - a) / (2 * _OFFSET) / _extend_to(curvatures, a), before.rates, after.rates)
     error = middle.error + 0.5 * middle.slope * shift
     rates = _total_rates(middle, x_rates)
-    return Optimum("inside", place.branch, middle.x + shift, error, x_rates, rates, (), bool(converged))
+    return Optimum("inside", place.branch, middle.x + shift, error, x_rates, rates, {}, bool(converged))
 
 
 def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) -> Path:
@@ -209,7 +212,7 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
     x_rates = jax.tree.map(lambda a: -a / _extend_to(slope, a), rates)
     error = sample.error + sample.slope * shift
     optimum = Optimum(
-        "transition", place.branch, x + shift, error, x_rates, _total_rates(sample, x_rates), (), converged
+        "transition", place.branch, x + shift, error, x_rates, _total_rates(sample, x_rates), {}, converged
     )
     return optimum, float(np.nanmean(sample.slope))
 

@@ -107,7 +107,7 @@ class BestRidge(Result):
         """Why the error has no minimum at `value`, in one sentence; empty if it has one. Needs a concrete result."""
         low, high = self.bracket
         if self.place == "nowhere":
-            return f"there is no {self.branch or 'positional or semantic'} state from {low:g} to {high:g}"
+            return f"there is no {self.branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
         if not self.ok:
             return f"the search near {self.number} = {float(self.value):.4g} did not settle: {self.status_name}"
         at_end = bool(np.isclose(float(self.value), low if self.place == "lower end" else high))
@@ -181,11 +181,11 @@ def best_ridge(
 ) -> BestRidge:
     """Find the ridge, or the value of another number of the model, at which the test error is smallest.
 
-    The error is that of a branch, or that of the global minimum of the training loss, which is the positional or the
-    semantic state. The global minimum changes its branch at a value of the ridge, and its error jumps there. If the
-    error falls towards that transition, the smallest error is a limit, and the best ridge is the place of the
-    transition. `jax.grad` of this function works, in the model and in alpha (first derivatives). `jit` and `vmap` do
-    not; `sweep(..., best="lam")` treats many settings at once.
+    The error is that of a branch, or that of the global minimum of the training loss. This is the positional or the
+    semantic state, or the uninformed state if neither of them exists in the bracket. The global minimum changes its
+    branch at a value of the ridge, and its error jumps there. If the error falls towards that transition, the smallest
+    error is a limit, and the best ridge is the place of the transition. `jax.grad` of this function works, in the model
+    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(..., best="lam")` treats many settings at once.
 
     The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
     that are narrower than this can be missed.
@@ -260,11 +260,7 @@ def best_of(task: Task, branch: str | None, optimum: Optimum | Failure | None) -
     (by_model, by_alpha), (bars, alpha_bar) = _summary(rates)
     (error_by_model, error_by_alpha), (error_bars, error_alpha_bar) = _summary(error_rates)
     at = task._replace(model=lax.stop_gradient(task.model)).at(np.log(optimum.value))
-    names = [task.branches[optimum.branch], *(b for b in task.branches if b != task.branches[optimum.branch])]
-    states = tuple(
-        FixedPoint(at, fixed_alpha, jax.tree.map(jnp.asarray, s), b)
-        for s, b in zip(optimum.states, names, strict=False)
-    )
+    states = tuple(FixedPoint(at, fixed_alpha, jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items())
     worst = max(int(s.status) for s in states)
     errors = jnp.asarray(optimum.error)
     return BestRidge(

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require_choice
 from ..base.printing import Description, with_error
-from ..base.results import Result, Status, error_bar, has_state, quorum
+from ..base.results import Average, Result, Status, error_bar, has_state, quorum
 from ..base.store import csv_of, write_whole
 from ..model.overlaps import PAIR
 from .boundaries import ALPHA_L, Boundary, baseline_branch
@@ -28,7 +28,11 @@ REGIONS = (
     "unique semantic",
     "bistable, positional global",
     "bistable, semantic global",
+    "uninformed",
 )
+MINIMA = (*PAIR, "uninformed")  # names of the states that `PhaseDiagram.winner` counts
+# Relative difference of the losses above which the searches for two absent branches did not end in the same state.
+_AGREEMENT = 1e-3
 
 
 class PhaseDiagram(Result):
@@ -37,7 +41,8 @@ class PhaseDiagram(Result):
     Attributes:
         x, y: names and values of the two parameters.
         cells: the `State.numbers` of every cell by name, arrays (branch, y, x, replicate, ...), the branches in the
-            order of `PAIR`. NaN where there is no state.
+            order of `PAIR`. Where a branch is absent, these are numbers of the uninformed state, in which its search
+            ended.
         attrs: all settings: the model and its numbers, alpha, nodes, tolerances, version, and their fingerprint.
     """
 
@@ -106,24 +111,66 @@ class PhaseDiagram(Result):
         return _summary(np.where(both_exist, np.subtract(*self._masked("train_loss")), np.nan))
 
     @property
+    def uninformed(self) -> Bool[np.ndarray, "Y X"]:
+        """Whether a cell lacks both branches, so that its global minimum is the uninformed state, theta = m = 0.
+
+        The search for an absent branch ends in the uninformed state, or in the limit of a student that vanishes. The
+        searches for both branches must have ended at the same training loss.
+        """
+        first, second = np.where(self._ended_uninformed, self.cells["train_loss"], np.nan)
+        agree = np.abs(first - second) <= _AGREEMENT * np.abs(first)
+        return np.all(self.absent, 0) & np.asarray(quorum(agree))
+
+    @property
+    def _ended_uninformed(self) -> Bool[np.ndarray, "branch Y X R"]:
+        """Whether the search for a branch ended in the uninformed state."""
+        return self.cells["status"] == Status.absent
+
+    def _of_minimum(self, name: str) -> Real[np.ndarray, "Y X R *shape"]:
+        """Return a number of the global minimum in every replicate; NaN where there is none."""
+        values = self._masked(name)
+
+        def extended(a: Bool[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
+            return a.reshape(*a.shape, *[1] * (values.ndim - 1 - a.ndim))
+
+        uninformed = np.where(extended(np.all(self._ended_uninformed, 0)), self.cells[name].mean(0), np.nan)
+        return np.select([extended(self.winner == k) for k in range(len(MINIMA))], [*values, uninformed], np.nan)
+
+    def global_minimum(self, name: str) -> Average:
+        """Return a number of the global minimum of the training loss, (y, x, ...); NaN where none is known.
+
+        The global minimum is the branch with the lower training loss, or the uninformed state in cells that lack both.
+
+        Raises:
+            InputError: there is no number of this name.
+        """
+        values = self._of_minimum(name)
+        return Average(_mean_without_nan(values, 2), _error_bar(values, 2))
+
+    @property
     def gen_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
         """Test error of the global minimum minus that of the linear baseline, and its error bar."""
-        excess = self._masked("gen_error") - self._masked("gen_error_linear")
-        excess = np.where(self.exists[..., None], excess, np.nan)
-        return _summary(np.where(self.winner[..., None] == 1, excess[1], excess[0]))
+        return _summary(self._of_minimum("gen_error") - self._of_minimum("gen_error_linear"))
 
     @property
     def winner(self) -> Int[np.ndarray, "Y X"]:
-        """Branch with the lower training loss: 0 positional, 1 semantic, -1 none."""
+        """State with the lowest training loss, an index into `MINIMA`: 0 positional, 1 semantic, 2 uninformed, -1 none.
+
+        The uninformed state counts in cells that lack both branches; see `uninformed`.
+        """
         loss = np.where(self.exists, self.mean("train_loss"), np.inf)
-        return np.where(np.isfinite(loss).any(0), loss.argmin(0), -1)
+        return np.where(np.isfinite(loss).any(0), loss.argmin(0), np.where(self.uninformed, 2, -1))
 
     @property
     def region(self) -> Int[np.ndarray, "Y X"]:
-        """Index into `REGIONS`: which branches are stable, and which of them is the global minimum."""
+        """Index into `REGIONS`: which branches are stable, and which of them is the global minimum.
+
+        Cells that lack both branches are "uninformed". Others are "neither" if no branch is stable there.
+        """
         positional, semantic = self.stable
         bistable = np.where(self.winner == 0, 4, 5)
-        code = np.select([positional & semantic, positional, semantic], [bistable, 2, 3], 1)
+        uninformed = self.winner == MINIMA.index("uninformed")
+        code = np.select([positional & semantic, positional, semantic, uninformed], [bistable, 2, 3, 6], 1)
         return np.where(self.solved, code, 0)
 
     @property
@@ -149,7 +196,7 @@ class PhaseDiagram(Result):
         differ by more than two error bars, and the replicon of the global minimum is below one.
         """
         difference, bar = self.loss_difference
-        replicon = np.take_along_axis(self.mean("replicon"), np.maximum(self.winner, 0)[None], 0)[0]
+        replicon = self.global_minimum("replicon").value
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
         return self.settled & decided & ~(replicon >= 1)
 
@@ -204,17 +251,19 @@ class PhaseDiagram(Result):
     # Files
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one row per cell: settings, region, and the numbers of both branches with their error bars."""
+        """Return one row per cell: settings, region, and numbers of the global minimum and of both branches."""
         difference, bar = self.loss_difference
         names = [k for k in self.cells if k not in ("status", *ORDER_AXES)]
         means, bars = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
         order_parameters = {k: self.mean(k) for k in ORDER_AXES}
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
+        minimum = self._minimum_columns()
         rows = []
         for j, i in np.ndindex(difference.shape):
             row: dict[str, Any] = {self.x[0]: self.x[1][i], self.y[0]: self.y[1][j]}
             row |= {"region": REGIONS[region[j, i]], "beats_linear": bool(beats[j, i]), "trusted": bool(trusted[j, i])}
             row |= {"loss_difference": difference[j, i], "loss_difference_stderr": bar[j, i]}
+            row |= {name: values[j, i] for name, values in minimum.items()}
             for b, branch in enumerate(PAIR):
                 row[f"{branch}_status"] = Status.name_of(status[b, j, i])
                 for k, a in order_parameters.items():
@@ -223,6 +272,14 @@ class PhaseDiagram(Result):
                     row |= {f"{branch}_{k}": means[k][b, j, i], f"{branch}_{k}_stderr": bars[k][b, j, i]}
             rows.append(row)
         return rows
+
+    def _minimum_columns(self) -> dict[str, Shaped[np.ndarray, "Y X"]]:
+        """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
+        columns = {"global_minimum": np.array([*MINIMA, ""])[self.winner]}
+        for name in ("train_loss", "gen_error"):
+            number = self.global_minimum(name)
+            columns |= {f"global_minimum_{name}": number.value, f"global_minimum_{name}_stderr": number.stderr}
+        return columns
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l.
@@ -279,6 +336,7 @@ class PhaseDiagram(Result):
             "loss_difference": difference,
             "loss_difference_stderr": bar,
             "region": np.array(REGIONS)[self.region],
+            **self._minimum_columns(),
         }
         by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
         labels = {k: getattr(self, k) for k in ("exists", "stable", "status")}

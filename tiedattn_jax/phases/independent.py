@@ -29,7 +29,7 @@ THRESHOLDS: dict[str, Callable[[str, Model, Rule | None], Threshold]] = {
 }
 
 
-def run_settings(paths: list[Path], names: list[str], progress: Progress) -> list[Any]:
+def run_settings(paths: list[Path], names: Sequence[str], progress: Progress) -> list[Any]:
     """Run the path of every setting; a failure at one setting is its result, and does not affect the others."""
     done = 0
 
@@ -66,18 +66,12 @@ def collected(
     return Boundary.of(event, parameter, values, alphas, bars, slopes, statuses, reasons, np.isfinite(slopes))
 
 
-def threshold_boundary(
-    event: str,
-    parameter: str,
-    models: Sequence[Model],
-    values: Float[np.ndarray, " A"],
-    nodes: Rule | None,
-    progress: Progress,
-) -> Boundary:
+def thresholds_of(
+    event: str, models: Sequence[Model], names: Sequence[str], nodes: Rule | None, progress: Progress
+) -> list[Threshold | Failure]:
     """Return one of the `THRESHOLDS` of several models; no search is needed, and slopes are exact."""
 
     def path(model: Model) -> Path:
         return (yield Call(THRESHOLDS[event], (event, model, nodes)))
 
-    names = [f"{parameter} = {value:g}" for value in values]
-    return collected(event, parameter, values, models, run_settings([path(m) for m in models], names, progress))
+    return run_settings([path(m) for m in models], names, progress)

@@ -24,13 +24,14 @@ from ..theory.paths import Failure, Path
 from ..theory.pool import run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
+from ..theory.thresholds import Threshold
 from .best_curve import BestCurve
 from .best_places import best_path
 from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
-from .events import EVENTS, event_of
+from .events import EVENTS, Transition, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
-from .independent import THRESHOLDS, collected, run_settings, threshold_boundary
+from .independent import THRESHOLDS, collected, run_settings, thresholds_of
 from .inputs import check_top_level, prepared
 from .locate import Guess, locate_path, transition_of
 from .trace import SEARCH, first_sign_change
@@ -112,34 +113,54 @@ def sweep(
         parameter, grid, models = MODELS, *_listed_models(model, along, values)
     if event is not None and alpha is not None:
         raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
-    if isinstance(event, str) and event in THRESHOLDS:
-        check_top_level(models)
-        return threshold_boundary(event, parameter, models, grid, nodes, progress)
     if best is not None:
         return _best(parameter, grid, models, alpha, branch, nodes, best, bracket, settings, progress)
-    rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None or event is not None)
-    _check_others(models)
-    if event is None:
-        alphas = _alphas(models[0], alpha, len(models))
-        paths = [
-            _solved_point(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
-            for m, a in zip(models, alphas, strict=True)
-        ]
-    else:
-        event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
-        event_of("semantic baseline" if event == ALPHA_L else event, models[0])
-        paths = [_event(m, event, rule, tolerances) for m in models]
     names = [f"{parameter} = {value:g}" for value in grid]
+    if event is not None:
+        results = events_of(event, models, names, nodes, settings, progress)
+        return collected(event, parameter, grid, models, results)
+    rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None)
+    _check_others(models)
+    alphas = _alphas(models[0], alpha, len(models))
+    paths = [
+        _solved_point(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
+        for m, a in zip(models, alphas, strict=True)
+    ]
     results = run_settings(paths, names, progress)
-    if event is None:
-        solved = next(point for point in results if not isinstance(point, Failure))
-        states = [
-            _nan_point(solved, m, a) if isinstance(r, Failure) else r
-            for r, m, a in zip(results, models, alphas, strict=True)
-        ]
-        failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
-        return Curve(branch, tuple(states), parameter, grid, tuple(failures))
-    return collected(event, parameter, grid, models, results)
+    solved = next(point for point in results if not isinstance(point, Failure))
+    states = [
+        _nan_point(solved, m, a) if isinstance(r, Failure) else r
+        for r, m, a in zip(results, models, alphas, strict=True)
+    ]
+    failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
+    return Curve(branch, tuple(states), parameter, grid, tuple(failures))
+
+
+def events_of(
+    event: str,
+    models: list[Model],
+    names: Sequence[str],
+    nodes: Rule | None,
+    settings: Settings | None,
+    progress: Progress,
+) -> Sequence[Transition | Threshold | Failure]:
+    """Find an event of every model, each for itself.
+
+    Args:
+        models: models of one kind, see `check_one_kind`.
+        names: names of the settings, for exceptions.
+
+    Raises:
+        InputError: the event is unknown; nodes or settings are of the wrong kind; or the search failed for all models.
+    """
+    event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
+    if event in THRESHOLDS:
+        check_top_level(models)
+        return thresholds_of(event, models, names, nodes, progress)
+    rule, tolerances = prepared(models[0], nodes, settings)
+    _check_others(models)
+    event_of("semantic baseline" if event == ALPHA_L else event, models[0])
+    return run_settings([_event(m, event, rule, tolerances) for m in models], names, progress)
 
 
 def _check_others(models: list[Model]) -> None:
@@ -236,16 +257,22 @@ def _listed_models(
     require(len(models) > 0, "model", list(models), "one model or more")
     if along is not None or values is not None:
         raise InputError("along", "must be left out with a list of models, which says what changes")
-    shapes = []
     for model in models:
         require_kind(model, "model", Model, "a list of models, such as [dot_product(), dot_product(sigma=0.4)]")
+    check_one_kind(models)
+    return np.arange(len(models), dtype=float), list(models)
+
+
+def check_one_kind(models: Sequence[Model]) -> None:
+    """Check that all models are of one class, with arrays of the same shapes."""
+    shapes = []
+    for model in models:
         leaves, structure = jax.tree.flatten(model)
         shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
     for k, shape in enumerate(shapes):
         if shape != shapes[0]:
-            text = f"must be a list of models of one class with arrays of the same shapes, number {k} differs"
-            raise InputError("model", f"{text} from number 0: sweep them apart")
-    return np.arange(len(models), dtype=float), list(models)
+            text = f"must give models of one class with arrays of the same shapes, number {k} differs"
+            raise InputError("model", f"{text} from number 0: treat them apart")
 
 
 def _alphas(model: Model, alpha: float | Real[GivenArray, ""] | Numbers | None, count: int) -> list[Float[Array, ""]]:

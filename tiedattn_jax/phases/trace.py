@@ -23,7 +23,7 @@ from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
-from .independent import THRESHOLDS, threshold_boundary
+from .independent import THRESHOLDS, collected, thresholds_of
 from .inputs import prepared
 from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
 
@@ -85,7 +85,8 @@ def trace_boundary(
     number.check(model, grid, "values")
     if is_threshold:
         models = [number.set(model, None, value)[0] for value in grid]
-        return threshold_boundary(event, parameter, models, grid, nodes, progress)
+        names = [f"{parameter} = {value:g}" for value in grid]
+        return collected(event, parameter, grid, models, thresholds_of(event, models, names, nodes, progress))
 
     events = ("alpha_c", "semantic baseline", "positional baseline") if event == ALPHA_L else (event,)
     finished = dict.fromkeys(events, 0)

@@ -1,4 +1,4 @@
-"""Pictures of phase diagrams."""
+"""Pictures over two numbers: phase diagrams, and maps of events."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 
 from ..base.errors import require
 from ..model.overlaps import PAIR
@@ -18,6 +20,7 @@ from .style import (
     ALONE,
     BASELINE,
     COLOURS,
+    DASHES,
     DOTTED,
     HATCHED,
     LABELS,
@@ -32,17 +35,21 @@ from .style import (
     scale,
 )
 
-_BISTABLE = 4
+_BISTABLE = 4, 5  # regions in which both branches are stable
+_UNINFORMED = 2  # index of the state in `PhaseDiagram.winner`
 
 _NOT_TRUSTED = "not trusted: unsolved, not settled, or not decided by the averages"
+_PRECISE = 0.01  # relative error bar above which a cell of a map is hatched
 
 
 def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = None) -> Any:
     """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
     The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
-    the two is a minimum have a light colour with dots; cells in which neither is are grey. The right panel shows the
-    test error of the global minimum minus that of the linear baseline. Cells that are not `trusted` are hatched.
+    the two is a minimum have a light colour with dots, and cells that have neither branch are dark grey with dots, as
+    their global minimum is the uninformed state; other cells in which neither is a minimum are grey. The right panel
+    shows the test error of the global minimum minus that of the linear baseline. Cells that are not `trusted` are
+    hatched.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
@@ -74,7 +81,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
         if ax is None:
             drawing.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
         for axis, (values, _), is_shown, colours, label in (
-            (left, diagram.loss_difference, region >= _BISTABLE, "RdBu", colour_labels[0]),
+            (left, diagram.loss_difference, np.isin(region, _BISTABLE), "RdBu", colour_labels[0]),
             (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
         ):
             masked = np.ma.masked_where(~is_shown, values)
@@ -90,23 +97,47 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
                     name,
                     {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})},
                 )
-            _mark(
-                axis,
-                *edges,
-                ~diagram.trusted,
-                "not trusted: unsolved, not settled, or not decided by the averages",
-                HATCHED,
-            )
+            _mark(axis, *edges, ~diagram.trusted, _NOT_TRUSTED, HATCHED)
             for boundary in boundaries:
                 _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
             axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
+def event_map_figure(event_map: Any, ax: Target = None) -> Any:
+    """Draw the alpha of an event over two numbers as colours, with contour lines.
+
+    Cells where the event was not found are grey. Cells whose error bar is above 1 % of alpha are hatched.
+
+    Args:
+        event_map: `phases.event_map.EventMap`.
+        ax: axes for the only panel, "alpha", see `style.panels`; it gets a colour bar.
+    """
+    x, y, symbol = event_map.x, event_map.y, SYMBOLS.get(event_map.event, event_map.event)
+    alpha = np.ma.masked_invalid(event_map.alpha)
+    xlabel, ylabel = (LABELS.get(name, name) for name in event_map.names)
+    edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(alpha)
+    with panels(5.6, 4.2, xlabel=xlabel, ylabels=[ylabel], names=["alpha"], ax=ax) as (drawing, ((axis,),)):
+        picture = axis.pcolormesh(*edges, alpha, cmap="viridis", gid=event_map.event)
+        axis.figure.colorbar(picture, ax=axis, label=symbol)
+        if found.any():
+            low, high = alpha.min(), alpha.max()
+            levels = [level for level in MaxNLocator(7).tick_values(low, high) if low < level < high]
+            if levels:
+                lines = axis.contour(x, y, alpha, levels, colors="white", linewidths=0.9)
+                for artist in (lines, *axis.clabel(lines, fontsize=7)):
+                    artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
+        _mark(axis, *edges, ~found, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
+        _mark(axis, *edges, found & (event_map.stderr > _PRECISE * np.abs(alpha)), "error bar above 1 %", HATCHED)
+        axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    return drawing
+
+
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """Plot training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
 
-    Dotted stretches are unstable towards the order parameter that the branch lacks.
+    Where neither branch exists, the line is that of the uninformed state. Dotted stretches are unstable towards the
+    order parameter that the branch lacks.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
@@ -118,12 +149,16 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
         for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
             value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
+            minimum, uninformed = diagram.global_minimum(name), diagram.winner == _UNINFORMED
             panel_row[0].set_ylabel(LABELS[name])
             for axis, row in zip(panel_row, rows, strict=True):
                 is_labelled = axis is axes[1, 0]  # the only panel that adds labels to the legend
                 for b, branch in enumerate(PAIR):
                     label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
+                if np.any(uninformed[row]):
+                    level, width = (np.where(uninformed[row], a[row], np.nan) for a in (minimum.value, minimum.stderr))
+                    line(axis, x, level, COLOURS["uninformed"], "uninformed", bar=width, dash=DASHES["uninformed"])
                 scale(axis, x)
                 if name == "gen_error":
                     style = BASELINE if is_labelled else {**BASELINE, "label": None}

@@ -269,12 +269,12 @@ TURNS: dict[str, dict[str, Any]] = {
 FRAME: dict[str, Any] = {"fill": False, "ec": COLOURS["positional"], "lw": 1}  # frame of a pair of equal tokens
 
 # Labels and colours of the regions in which at most one branch is stable, by their index in `phases.diagram.REGIONS`.
-# Both branches are stable from index 4 on.
 NEITHER: tuple[str, str] = ("neither is stable", "0.8")
 
 ALONE: dict[int, tuple[str, str]] = {
     2: ("only positional is stable", "#f0cdbb"),
     3: ("only semantic is stable", "#bcd5ea"),
+    6: ("uninformed: neither branch exists", "0.65"),
 }
 
 HATCHED: dict[str, Any] = {"hatch": "/////", "facecolor": "none", "edgecolor": "0.45", "lw": 0}

@@ -242,8 +242,8 @@ def _without_absent(states: State, summary: State) -> State:
     The derivatives are then zero, so that a lane without a state does not spoil the gradient of others.
     """
     is_absent = jnp.all(states.status == Status.absent)
-    losses = {name: jnp.where(is_absent, jnp.nan, getattr(summary, name)) for name in ("train_loss", "gen_error")}
-    return dataclasses.replace(summary, **losses)
+    train_loss, gen_error = (jnp.where(is_absent, jnp.nan, a) for a in (summary.train_loss, summary.gen_error))
+    return dataclasses.replace(summary, train_loss=train_loss, gen_error=gen_error)
 
 
 # Means and error bars are separate programs. The error bar of a number that is zero in all replicates has no
