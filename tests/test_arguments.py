@@ -53,6 +53,11 @@ def key(number):
     return jax.random.key(number)
 
 
+@cache
+def lines():
+    return ta.line_nodes(model(), 5)
+
+
 def weights():
     return jax.random.normal(key(7), (30, 1))
 
@@ -72,9 +77,10 @@ LAYER = (
         "dtype": "float32",
     },
 )
+ROUGH = ta.Settings(tol=1e-2)
 RULE = {"seed": 5, "replicates": 3, "block": 7}
 DESCENT = {"steps": 3, "rate": 0.03, "tol": 10.0, "key": key(3), "scale": 0.7}
-GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
+GAMP = {"init": "positional", "response": "derivative", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
 
 # By function: arguments of the base call, and another value of each argument that is to change the result.
 CHANGES = {
@@ -141,30 +147,53 @@ CHANGES = {
         {"model": ta.dot_product(lam=0.1), "init": "semantic", "ridge": 0.3, "optimizer": "adam", **DESCENT},
     ),
     "gamp": (
-        lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 2},
+        lambda: {
+            "model": model(),
+            "data": data(),
+            "init": "random",
+            "key": key(0),
+            "steps": 12,
+        },  # the first ten take derivatives
         {"model": ta.dot_product(lam=0.1), "data": data(2), "scale": 0.7, **GAMP},
+    ),
+    "best_ridge": (
+        lambda: {"model": model(), "alpha": 1.0, "nodes": lines(), "bracket": (1e-3, 3e-3)},
+        {"number": "omega", "settings": ROUGH},
+    ),
+    "critical_alpha": (lambda: {"model": model(), "nodes": lines()}, {"settings": ROUGH}),
+    "linear_crossing": (lambda: {"model": model(), "nodes": lines()}, {"settings": ROUGH}),
+    "find_states": (
+        lambda: {"model": model(), "alpha": 2.0, "nodes": lines(), "count": 4},
+        {"seed": 1, "settings": ROUGH},
+    ),
+    "trace_branch": (
+        lambda: {"model": model(), "parameter": "alpha", "limits": (1.9, 2.1), "nodes": lines(), "points": 3},
+        {"settings": ROUGH},
+    ),
+    "trace_boundary": (
+        lambda: {"model": model(), "event": "alpha_c", "parameter": "sigma", "values": [0.5], "nodes": lines()},
+        {"settings": ROUGH},
+    ),
+    "separation": (lambda: {"model": model()}, {"nodes": lambda: ta.sobol_nodes(ta.span_fields(model()), 2**8)}),
+    "sgd": (
+        lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0},
+        {"steps": 4},
+    ),
+    "posterior_mean": (
+        lambda: {"model": model(), "data": data(), "key": key(0), "steps": 3},
+        {"init": "teacher", "tol": 10.0},
     ),
 }
 
 # Arguments that no test gives to the public function. Some tests give them to what is behind it.
 WITHOUT = {
-    "best_ridge": "number",
     "check": "even",
-    "critical_alpha": "settings",
     "critical_alpha_1rsb": "lines replicates seed",
     "emergence": "nodes",
-    "find_states": "seed settings",
-    "gamp": "response",
     "landscape_map": "kappa",
-    "linear_crossing": "settings",
     "linear_crossing_1rsb": "lines replicates seed",
     "phase_diagram": "alpha settings width out resume progress",
-    "posterior_mean": "init tol",
-    "separation": "nodes",
-    "sgd": "steps",
     "solve_1rsb": "s seed",
-    "trace_boundary": "settings",
-    "trace_branch": "settings",
 }
 
 
@@ -201,12 +230,17 @@ def test_every_argument_has_a_test():
 
 
 RUNS = "gamp", "train", "train_value"  # a program is compiled for many of their arguments
+SEARCHES = (
+    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "trace_boundary", "separation",
+    "sgd", "posterior_mean",
+)  # fmt: skip
+MARKS = dict.fromkeys(RUNS, pytest.mark.slow) | dict.fromkeys(SEARCHES, pytest.mark.long)
 
 
 @pytest.mark.parametrize(
     ("name", "argument"),
     [
-        pytest.param(name, argument, id=f"{name}-{argument}", marks=[pytest.mark.slow] if name in RUNS else [])
+        pytest.param(name, argument, id=f"{name}-{argument}", marks=MARKS.get(name, ()))
         for name, (_, changes) in CHANGES.items()
         for argument in changes
     ],
