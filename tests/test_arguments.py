@@ -80,7 +80,7 @@ LAYER = (
 ROUGH = ta.Settings(tol=1e-2)
 RULE = {"seed": 5, "replicates": 3, "block": 7}
 DESCENT = {"steps": 3, "rate": 0.03, "tol": 10.0, "key": key(3), "scale": 0.7}
-GAMP = {"init": "positional", "response": "derivative", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
+GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
 
 # By function: arguments of the base call, and another value of each argument that is to change the result.
 CHANGES = {
@@ -190,6 +190,7 @@ WITHOUT = {
     "check": "even",
     "critical_alpha_1rsb": "lines replicates seed",
     "emergence": "nodes",
+    "gamp": "response",
     "landscape_map": "kappa",
     "linear_crossing_1rsb": "lines replicates seed",
     "phase_diagram": "alpha settings width out resume progress",
