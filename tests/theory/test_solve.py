@@ -204,6 +204,22 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
     assert "".join(dict.fromkeys(rule_kinds)) == kinds and point.status == end
 
 
+@pytest.mark.parametrize(("share", "residual", "lanes"), [(0.19, 0.009, 5), (0.21, 0.009, 1), (0.19, 0.011, 1)])
+def test_lines_that_resolve_too_little_are_left_at_once(model, monkeypatch, share, residual, lanes):
+    """The replicates are not tried after a hopeless coarse state, and nothing is held at zero among unresolved nodes."""
+    rule_kinds = []
+
+    def answer(lane):
+        is_line = type(lane.rule.stack).__name__ == "LineNodes"
+        rule_kinds.append("L" if is_line else "S")
+        numbers = {"status": [int(Status.unresolved)], "unresolved": [share], "residual": [residual]} if is_line else {}
+        return replicate_of(made.states(model, scatter=(0.0,), **numbers))
+
+    answer_lanes(monkeypatch, answer)
+    assert ta.solve(model, 2.0).ok
+    assert rule_kinds == ["L"] * lanes + ["S"] * 5
+
+
 def test_the_same_points_are_not_tried_again(monkeypatch):
     """An unresolved state on Sobol points, the default rule of three tokens, is not tried again on the same points."""
     rule_kinds = []

@@ -12,7 +12,7 @@ q - theta rho^{-1} theta^T are positive definite. A lane is one search of a batc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ _STALLED_STEPS = 6  # steps without halving the residual after which it will not
 # A search is lost after so many steps in a row with more than this share of the nodes unresolved: it ends, and no other
 # start is tried. On lines such a search wanders until its last step.
 _LOST_STEPS, _LOST_SHARE = 12, 0.5
+# An unresolved coarse state is hopeless if its residual, or its share of unresolved nodes, is above these. Coarse lines
+# leave up to 2.4 times the nodes unresolved that finer ones do.
+_HOPELESS_RESIDUAL, _HOPELESS_SHARE = 0.01, 0.2
 _SINGULAR_RATIO = 1e4  # ratio of a Newton step to its residual from which on I - DF counts as singular
 _REDUCTION = 0.9  # factor by which a Newton step must reduce the residual; otherwise the step is cut
 _CUT_FACTOR = 0.4  # factor of each cut
@@ -90,12 +93,13 @@ class Look(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of a search: the place where it ended, the residual, the `Status` and the evaluation there."""
+    """Result of a search: the place where it ended, and what is known there."""
 
     v: Float[Array, " n"]
     residual: Float[Array, ""]
-    status: Int[Array, ""]
-    evaluation: Float[Array, " k"]
+    status: Int[Array, ""]  # a `Status`
+    unresolved: Float[Array, ""]  # as in `Answer`
+    evaluation: Float[Array, " k"]  # as in `Answer`
 
 
 class Search(NamedTuple):
@@ -159,9 +163,8 @@ class Newton(eqx.Module):
             start: the place that `ATTEMPTS` scales.
             empty_evaluation: evaluation of the outcome until an attempt has ended.
         """
-        outcome = Outcome(
-            start, jnp.full((), jnp.inf, start.dtype), jnp.asarray(int(Status.nonfinite)), empty_evaluation
-        )
+        inf, zero = jnp.full((), jnp.inf, start.dtype), jnp.zeros((), start.dtype)
+        outcome = Outcome(start, inf, jnp.asarray(int(Status.nonfinite)), zero, empty_evaluation)
         return self._attempt(start, jnp.asarray(0), outcome)
 
     def _attempt(self, start: Float[Array, " n"], attempt: Int[Array, ""], outcome: Outcome) -> Search:
@@ -396,7 +399,12 @@ class Newton(eqx.Module):
         x, status = self.coordinates.unpack(s.best.v), self.ending(s)
         is_absent = (status <= Status.stalled) & vanished(self.coordinates, x, self.coordinates.free)
         status = classify(jnp.where(is_absent, Status.absent, status), s.best.unresolved)
-        return Outcome(s.best.v, s.best.residual, status, s.best.evaluation)
+        return Outcome(s.best.v, s.best.residual, status, s.best.unresolved, s.best.evaluation)
+
+
+def is_hopeless(status: Number, residual: Number, unresolved: Number) -> Any:
+    """Return whether a coarse state is so badly unresolved that the other replicates of its rule settle nothing."""
+    return (status == Status.unresolved) & ((residual > _HOPELESS_RESIDUAL) | (unresolved > _HOPELESS_SHARE))
 
 
 def settled_well(status: Int[Array, ""]) -> Bool[Array, ""]:

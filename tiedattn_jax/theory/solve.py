@@ -38,15 +38,13 @@ from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
 from .equations import Equations
-from .newton import ATTEMPTS, Newton, Outcome, Search, stall_of
+from .newton import ATTEMPTS, Newton, Outcome, Search, is_hopeless, stall_of
 from .paths import Lane, Path, replicates_of
 from .pool import run_one
 from .states import FixedPoint, State
 
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.
 _SMALL = 0.3
-# If the coarse state is unresolved and its residual is above this, the other replicates are not tried.
-_LOST = 0.01
 
 
 class Problem(NamedTuple):
@@ -91,7 +89,7 @@ class Problem(NamedTuple):
             if second_state.status <= Status.stalled:
                 coarse_state = second_state
         # The other replicates would be unresolved, too.
-        if coarse_state.status == Status.unresolved and coarse_state.residual > _LOST:
+        if is_hopeless(coarse_state.status, coarse_state.residual, coarse_state.diagnostics.unresolved):
             return stacked([coarse_state] * self.nodes.replicates)
         return (yield from self.solve_replicates(coarse_state.overlaps))
 
@@ -209,6 +207,8 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
     initial = branch_start(problem.model, branch) if start is None else start
     states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
     free = np.asarray(problem.free)
+    if np.all(states.status == Status.unresolved):
+        return states, problem.free
     reduced = np.where(_noise(problem.model, states, free), 0.0, free)
     if np.all(reduced == free):
         return states, problem.free
@@ -380,7 +380,7 @@ def traced_states(
         outcome = search.outcome
         is_first, is_second = coarse & (q.number == 0), coarse & (q.number == 1)
         vanished = is_first & (outcome.status == Status.absent)
-        coarse_failed = is_first & (outcome.status == Status.unresolved) & (outcome.residual > _LOST)
+        coarse_failed = is_first & is_hopeless(outcome.status, outcome.residual, outcome.unresolved)
         is_kept = search.ended & (~is_second | (outcome.status <= Status.stalled))
         vectors = jnp.where(is_kept & coarse, outcome.v, q.vectors)
         # The outcome of the coarse replicate stands for that of every replicate until the replicate has its own.
