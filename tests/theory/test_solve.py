@@ -206,7 +206,7 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(model, monkeypatc
 
 @pytest.mark.parametrize(("share", "residual", "lanes"), [(0.19, 0.009, 5), (0.21, 0.009, 1), (0.19, 0.011, 1)])
 def test_lines_that_resolve_too_little_are_left_at_once(model, monkeypatch, share, residual, lanes):
-    """The replicates are not tried after a hopeless coarse state, and nothing is held at zero among unresolved nodes."""
+    """Replicates are not tried after a hopeless coarse state; nothing is held at zero among unresolved nodes."""
     rule_kinds = []
 
     def answer(lane):
