@@ -80,14 +80,14 @@ class EventMap(PlaneResult):
         return dataset(coordinates, [self.event], alpha, bar, {"status": self.status}, attrs)
 
     def describe(self) -> Description:
-        found, (name_x, name_y) = np.isfinite(self.alpha), self.names
-        outcome = f"found in {int(found.sum())}"
+        has_event, (name_x, name_y) = np.isfinite(self.alpha), self.names
+        outcome = f"found in {int(has_event.sum())}"
         if self.failures:
             outcome += f"; not found in {len(self.failures)}, the first: {self.failures[0]}"
         numbers: list[Row] = []
-        for word, index in (("smallest", np.argmin), ("largest", np.argmax)) if found.any() else ():
-            places = np.argwhere(found)
-            j, i = places[index(self.alpha[found])]
+        for word, index in (("smallest", np.argmin), ("largest", np.argmax)) if has_event.any() else ():
+            places = np.argwhere(has_event)
+            j, i = places[index(self.alpha[has_event])]
             where = f"at {name_x} = {self.x[i]:.4g}, {name_y} = {self.y[j]:.4g}"
             numbers.append((word, with_error(self.alpha[j, i], self.stderr[j, i]), where))
         more = ("...",) * (len(self.x) > _COLUMNS)
@@ -148,8 +148,10 @@ def event_map(
     check_one_kind(models)
     cells = [f"{names[0]} = {a:g}, {names[1]} = {b:g}" for b in grid_y for a in grid_x]
     results = events_of(event, models, cells, nodes, settings, progress)
-    found = collected(event, MODELS, np.arange(len(models), dtype=float), models, results)
-    failures = tuple(f"{cell}: {reason}" for cell, reason in zip(cells, found.reason.tolist(), strict=True) if reason)
+    boundary = collected(event, MODELS, np.arange(len(models), dtype=float), models, results)
+    failures = tuple(
+        f"{cell}: {reason}" for cell, reason in zip(cells, boundary.reason.tolist(), strict=True) if reason
+    )
     shape = grid_y.size, grid_x.size
-    alpha, bar, status = (a.reshape(shape) for a in (found.alpha, found.stderr, found.status))
+    alpha, bar, status = (a.reshape(shape) for a in (boundary.alpha, boundary.stderr, boundary.status))
     return EventMap(grid_x, grid_y, names, event, alpha, bar, status, failures)
