@@ -213,7 +213,8 @@ def test_lines_that_resolve_too_little_are_left_at_once(model, monkeypatch, shar
         is_line = type(lane.rule.stack).__name__ == "LineNodes"
         rule_kinds.append("L" if is_line else "S")
         numbers = {"status": [int(Status.unresolved)], "unresolved": [share], "residual": [residual]} if is_line else {}
-        return replicate_of(made.states(model, scatter=(0.0,), **numbers))
+        states = made.states(model, scatter=(0.0,), **numbers)
+        return replicate_of(eqx.tree_at(lambda s: s.overlaps.theta, states, 0.1 * states.overlaps.theta))
 
     answer_lanes(monkeypatch, answer)
     assert ta.solve(model, 2.0).ok
