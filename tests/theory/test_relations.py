@@ -18,7 +18,11 @@ from tiedattn_jax.base.results import Status
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 DRAWN = settings(
-    max_examples=5, derandomize=True, deadline=None, database=None, phases=[Phase.generate]  # shrinking takes long
+    max_examples=5,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # shrinking takes long
 )
 TIGHT = ta.Settings(tol=1e-9)
 BRANCHES = st.sampled_from(["semantic", "positional"])
@@ -87,7 +91,8 @@ def test_units(numbers, alpha, branch, c):
 def test_the_sign_of_the_encodings(numbers, alpha, branch):
     """The theory knows the inner products of the encodings alone."""
     first, second = (
-        solved(ta.dot_product(**numbers, encodings=p), alpha, branch, lines()) for p in ([[1.0], [-1.0]], [[-1.0], [1.0]])
+        solved(ta.dot_product(**numbers, encodings=p), alpha, branch, lines())
+        for p in ([[1.0], [-1.0]], [[-1.0], [1.0]])
     )
     assert_states(second, first, rtol=0)
 
@@ -135,7 +140,9 @@ def test_tokens_in_another_order(order, omega):
     rule = ta.sobol_nodes(layer(straight), 2**7, replicates=2)
 
     def permuted(nodes):
-        return dataclasses.replace(nodes, student=nodes.student[..., order, :, :], teacher=nodes.teacher[..., order, :, :])
+        return dataclasses.replace(
+            nodes, student=nodes.student[..., order, :, :], teacher=nodes.teacher[..., order, :, :]
+        )
 
     point = solved(layer(straight), 3.0, "positional", rule)
     x = point.overlaps
