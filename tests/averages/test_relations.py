@@ -43,7 +43,7 @@ def streams(rule):
 
 @pytest.mark.parametrize("name", RULES)
 def test_error_bars_are_the_scatter_over_seeds(model, name):
-    """The error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
+    """Error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
     values = np.stack([averages(RULES[name](model, seed=seed, replicates=4)) for seed in range(8)])
     bars = np.stack([ta.error_bar(v) for v in values])
     bar, scatter = np.sqrt(np.mean(bars**2)), np.sqrt(np.mean(values.mean(1).var(0, ddof=1)))

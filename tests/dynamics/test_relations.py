@@ -67,7 +67,7 @@ def test_a_path_in_two_pieces(start):
 
 @pytest.mark.parametrize("kind", ["sgd", "emergence"])
 def test_error_bars_are_the_scatter_over_seeds(kind):
-    """The error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
+    """Error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
     model, ends = ta.dot_product(), []
     for seed in range(8):
         nodes = ta.sobol_nodes(model, 2**8, seed=seed, replicates=4)
