@@ -64,10 +64,10 @@ def test_a_model_among_others(settings_of_models, branch):
 
 
 @cache
-def diagram(x, y, **options):
+def diagram(x, y, alpha=None):
     axes = {"alpha": ALPHAS, "omega": OMEGAS, "sigma": SIGMAS}
     x, y = ((name, [axes[name][k] for k in keep] if keep else axes[name]) for name, *keep in (x, y))
-    return ta.phase_diagram(ta.dot_product(), x, y, lines(), devices=1, settings=TIGHT, **options)
+    return ta.phase_diagram(ta.dot_product(), x, y, lines(), alpha=alpha, devices=1, settings=TIGHT)
 
 
 def assert_cells(result, expected, rtol=0.0):
