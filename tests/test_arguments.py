@@ -189,11 +189,10 @@ CHANGES = {
 WITHOUT = {
     "check": "even",
     "critical_alpha_1rsb": "lines replicates seed",
-    "emergence": "nodes",
     "gamp": "response",
     "landscape_map": "kappa",
     "linear_crossing_1rsb": "lines replicates seed",
-    "phase_diagram": "alpha settings width out resume progress",
+    "phase_diagram": "width out resume progress",
     "solve_1rsb": "s seed",
 }
 

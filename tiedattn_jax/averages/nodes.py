@@ -218,7 +218,9 @@ def sobol_normals(
 
     scrambles = []
     for k in range(replicates):
-        engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([seed, k]))
+        # numpy pads [seed, k] with zeros: a seed of two words would share replicate 0 with a replicate of another seed.
+        words = [seed % 2**32, k, seed // 2**32]
+        engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(words))
         scrambles.append(special.ndtri(np.clip(engine.random(n), 2.0**-33, 1 - 2.0**-33)).T)
     return np.stack(scrambles)
 

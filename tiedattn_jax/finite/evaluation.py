@@ -236,6 +236,9 @@ def _heldout(
     """
     (L, d), r = population.encodings.shape, Q.shape[1]
     pair = jnp.concatenate([Q, teacher], 1)  # (d, r + t)
+    if exact:
+        # `sample_data` splits its key in two. Given the same key, these sentences would be those of the data.
+        key = jax.random.fold_in(key, 2)
     # A root of the covariance of both fields: (L, r + t, r + t), or for every class (S, r + t, r + t). It is not a
     # Cholesky root, because the covariance is singular where Q and Q* are parallel.
     values, vectors = jnp.linalg.eigh(covariances(population.gamma, pair, pair))

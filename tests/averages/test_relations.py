@@ -1,0 +1,77 @@
+"""Relations between averaging rules: other seeds, other replicates, and the same points in another order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+
+import tiedattn_jax as ta
+
+DRAWN = settings(max_examples=20, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+RULES = {
+    "sobol": lambda model, **options: ta.sobol_nodes(model, 2**8, **options),
+    "monte carlo": lambda model, **options: ta.monte_carlo_nodes(model, 2**8, **options),
+    "gauss hermite": lambda model, **options: ta.gauss_hermite_nodes(model, 5, **options),
+    "lines": lambda model, **options: ta.line_nodes(model, 3, **options),
+    "sobol lines": lambda model, **options: ta.line_nodes(model, lines=2**6, points=8, **options),
+}
+RANDOM = np.random.default_rng(0)
+WAVES, PHASES = RANDOM.standard_normal((4, 40)), RANDOM.uniform(0, 2 * np.pi, 40)
+
+
+def averages(rule):
+    """Averages of waves in all four fields, in every replicate: (R, 40)."""
+
+    def of(replicate):
+        student, teacher, weight = jax.vmap(replicate.quadrature)(replicate.blocks())
+        fields = jnp.concatenate([student[:, :, 0], teacher[:, :, 0]], 1)
+        return jnp.einsum("bn,bwn->w", weight, jnp.cos(jnp.einsum("fw,bfn->bwn", WAVES, fields) + PHASES[:, None]))
+
+    return np.asarray(rule.each(of))
+
+
+def streams(rule):
+    """All random arrays of a rule by name, each leading with the replicates."""
+    fixed = {"sobol": ("weight",), "monte carlo": ("weight",), "gauss hermite": ("weight",), "sobol lines": ("weight",)}
+    arrays = {k: np.asarray(a) for k, a in vars(rule[1].stack).items() if isinstance(a, jax.Array)}
+    arrays = {k: a for k, a in arrays.items() if k not in fixed.get(rule[0], ())}
+    if rule[0] == "gauss hermite":  # its first replicate is the grid itself
+        arrays = {k: a[1:] for k, a in arrays.items()}
+    return arrays
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_error_bars_are_the_scatter_over_seeds(model, name):
+    """Error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
+    values = np.stack([averages(RULES[name](model, seed=seed, replicates=4)) for seed in range(8)])
+    bars = np.stack([ta.error_bar(v) for v in values])
+    bar, scatter = np.sqrt(np.mean(bars**2)), np.sqrt(np.mean(values.mean(1).var(0, ddof=1)))
+    assert 1e-12 < scatter and 1 / 3 < bar / scatter < 3, (bar, scatter)
+    exact = np.exp(-0.5 * np.sum(WAVES**2, 0)) * np.cos(PHASES)
+    assert np.sqrt(np.mean((values.mean((0, 1)) - exact) ** 2)) < 3 * bar + 1e-7  # lines end at 5.4 or more
+
+
+@pytest.mark.parametrize("name", RULES)
+@DRAWN
+@given(
+    seed=st.integers(0, 2**34),
+    step=st.sampled_from([1, 2, 3, 2**31, 2**32, 2**32 - 1, 3 * 2**32, 2**40]),
+)
+def test_no_replicate_comes_twice(name, seed, step):
+    """No replicate of a rule, nor one of a rule with another seed, has a random array of another replicate."""
+    model = ta.dot_product()
+    rules = [streams((name, RULES[name](model, seed=s, replicates=4))) for s in (seed, seed + step)]
+    for k in rules[0]:
+        replicates = np.concatenate([rule[k] for rule in rules]).reshape(2 * len(rules[0][k]), -1)
+        differences = np.abs(replicates[:, None] - replicates).max(-1)
+        assert np.all(differences + np.eye(len(replicates)) > 1e-4), (k, differences)
+
+
+@pytest.mark.parametrize("name", ["sobol", "monte carlo"])
+def test_fields_are_independent(model, name):
+    """Fields of tokens, student and teacher are uncorrelated in every replicate, and so are their squares."""
+    stack = RULES[name](model, replicates=4).stack
+    for fields in np.concatenate([stack.student, stack.teacher], 1)[:, :, 0]:
+        for values in (fields, fields**2):
+            assert np.abs(np.corrcoef(values) - np.eye(4)).max() < 4 / fields.shape[1] ** 0.5

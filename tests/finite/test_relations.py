@@ -1,0 +1,178 @@
+"""Relations between instances: every use of a key draws anew, and a run knows the symmetries of its data."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+
+import tiedattn_jax as ta
+from tiedattn_jax.finite import evaluation
+from tiedattn_jax.finite.dice import Dice
+from tiedattn_jax.finite.sampling import draw_sentences
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+DRAWN = settings(max_examples=8, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
+SEEDS = st.integers(0, 2**31)
+D, N = 40, 60
+
+
+class Noisy(ta.DotProduct):
+    """A target that sees the teacher's fields with noise on them."""
+
+    noise = 1
+
+    def target(self, Y, noise):
+        return super().target(Y + 0.1 * noise)
+
+
+def noisy():
+    return Noisy(**vars(ta.dot_product()))
+
+
+def assert_independent(*arrays):
+    """Assert that the arrays are uncorrelated, entry by entry, as far as they have as many entries."""
+    flat = [np.ravel(np.asarray(a)) for a in arrays]
+    for k, a in enumerate(flat):
+        for b in flat[:k]:
+            size = min(a.size, b.size)
+            assert abs(np.corrcoef(a[:size], b[:size])[0, 1]) < 5 / size**0.5
+
+
+def tokens(data):
+    """Standard normals of all tokens, (L, n, d)."""
+    return (data.x * data.shape[2] ** 0.5 - data.encodings[:, None]) / 0.5
+
+
+@DRAWN
+@given(SEEDS)
+def test_one_key_draws_everything_anew(seed):
+    """Teacher, tokens, noise, starts and matrices on demand of one key are uncorrelated, and those of the next too."""
+    model, draws = noisy(), []
+    for key in jax.random.key(seed), jax.random.key(seed + 1):
+        data, on_demand = (f(model, D, N / D, key) for f in (ta.sample_data, ta.sample_on_demand))
+        start, x = ta.train(model, data, "random", steps=1, rate=1e-9, key=key).Q, tokens(data)
+        assert_independent(x[0].T, x[1].T)
+        draws += [data.teacher, *x, data.noise[:, 0], data.noise[:, 1], start, on_demand.y[:, 0], on_demand.y[:, 1]]
+    assert_independent(*draws)
+
+
+@DRAWN
+@given(SEEDS)
+def test_rows_are_independent(seed):
+    """Sentences are uncorrelated, and so are coordinates."""
+    data = ta.sample_data(noisy(), D, N / D, jax.random.key(seed))
+    for rows in (*tokens(data), *np.swapaxes(tokens(data), 1, 2)):
+        correlations = np.corrcoef(rows) - np.eye(len(rows))
+        assert abs(correlations).max() < 6 / rows.shape[1] ** 0.5
+    np.testing.assert_allclose([np.std(tokens(data)), np.std(data.noise)], 1, rtol=0.15)
+
+
+@cache
+def matrices(seed, count):
+    """Matrices (2, n, d) on demand, multiplied by an orthogonal matrix, one vector after the other."""
+    basis = np.linalg.qr(np.random.default_rng(seed).standard_normal((D, count)))[0]
+    dice, columns = Dice.new(2, N, D, True, jax.random.key(seed), jnp.float64).with_room(2 * count), []
+    product = jax.jit(lambda dice, w: dice.product(w))
+    back = jax.jit(lambda dice, u: dice.transposed_product(u))
+    for k in range(count):
+        image, dice = product(dice, jnp.asarray(basis[:, k])[None])
+        columns.append(np.asarray(image))
+        transposed, dice = back(dice, jnp.ones((2, N)) * jnp.cos(jnp.arange(N) * (k + 1.0)))
+    return np.stack(columns), np.asarray(transposed), basis
+
+
+@settings(DRAWN, max_examples=5)
+@given(SEEDS)
+def test_matrices_on_demand(seed):
+    """Products with orthonormal vectors are independent normals, for every matrix and every key."""
+    columns, transposed, _ = matrices(seed, 5)
+    assert_independent(*columns.reshape(10, N), *matrices(seed + 1, 5)[0].reshape(10, N))
+    np.testing.assert_allclose(np.std(columns), 1, rtol=0.15)
+    assert_independent(*transposed, matrices(seed + 1, 5)[1])
+
+
+@DRAWN
+@given(SEEDS)
+def test_instances_are_independent(seed):
+    """`run_instances` gives every instance its own data, and its run a key that draws neither data nor test."""
+    instances, keys = [], jax.random.split(jax.random.key(seed), 3)
+
+    def run(data, key):
+        result = ta.train(model, data, "random", steps=1, rate=1e-9, key=key)
+        instances.append((data.teacher, *tokens(data), result.Q))
+        return result
+
+    model = ta.dot_product()
+    result = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256)
+    assert_independent(*(a for instance in instances for a in instance))
+    assert len(set(result.rho.tolist())) == len(set(np.asarray(result.simulation.gen_error).tolist())) == 3
+
+
+def rotation(seed):
+    return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).standard_normal((D, D)))[0])
+
+
+def changed(data, **arrays):
+    """The data with other arrays, whose exact labels are those of the model."""
+    arrays = {**{k: getattr(data, k) for k in ("x", "y", "teacher", "encodings", "gamma")}, **arrays}
+    return ta.Data(**arrays)
+
+
+MODEL = {"omega": 0.3, "lam": 0.05, "mixing": [[0.7, 0.3], [0.2, 0.8]]}
+RUNS = {
+    "gradient descent": lambda model, data, Q: ta.train(model, data, Q, steps=25, rate=0.1),
+    "L-BFGS": lambda model, data, Q: ta.train(model, data, Q, steps=4, optimizer="lbfgs"),
+    "message passing": lambda model, data, Q: ta.gamp(model, data, Q, steps=12, damping=0.5),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@settings(DRAWN, max_examples=5)
+@given(SEEDS, st.floats(0.5, 2.0))
+def test_symmetries_of_a_run(name, seed, c):
+    """A run on data that are transformed ends at the transformed weights, with the losses that follow."""
+    model, run, rng = ta.dot_product(**MODEL), RUNS[name], np.random.default_rng(seed)
+    data = ta.sample_data(model, D, N / D, jax.random.key(seed))
+    Q = data.teacher + jnp.asarray(rng.standard_normal((D, 1)))
+    result = run(model, changed(data), Q)
+
+    def check(model, data, Q, change, factor=1.0):
+        other = run(model, data, Q)
+        np.testing.assert_allclose(other.Q, change(result.Q), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(other.train_loss, factor * result.train_loss, rtol=1e-8)
+
+    assert np.max(np.abs(result.Q - Q)) > 0.01
+    x, y, teacher, encodings, gamma = data.x, data.y, data.teacher, data.encodings, data.gamma
+    check(model, changed(data), -Q, lambda Q: -Q)
+    check(model, changed(data, y=-y, teacher=-teacher), Q, lambda Q: Q)
+    order = rng.permutation(N)
+    check(model, changed(data, x=x[:, order], y=y[order]), Q, lambda Q: Q)
+    O = rotation(seed)
+    check(model, changed(data, x=x @ O, teacher=O.T @ teacher, encodings=encodings @ O), O.T @ Q, lambda Q: O.T @ Q)
+    swapped = ta.dot_product(**{**MODEL, "mixing": [[0.8, 0.2], [0.3, 0.7]]})
+    check(swapped, changed(data, x=x[::-1], y=y[:, ::-1], encodings=encodings[::-1]), Q, lambda Q: Q)
+    if name == "message passing":  # steps of the others are in other units, too
+        scaled = ta.dot_product(**{**MODEL, "lam": c**4 * MODEL["lam"]}, sigma=c * 0.5, encodings=[[c], [-c]])
+        arrays = {"x": c * x, "teacher": teacher / c, "encodings": c * encodings, "gamma": c**2 * gamma}
+        check(scaled, changed(data, **arrays), Q / c, lambda Q: Q / c, c**2)
+
+
+def test_fresh_sentences_are_none_of_the_data(monkeypatch):
+    """Sentences that test a student are not those of the data, even with the key of the data."""
+    model, key, drawn = ta.dot_product(), jax.random.key(0), []
+    data = ta.sample_data(model, D, 256 / D, key)
+
+    def note(*arguments):
+        sample = draw_sentences(*arguments)
+        jax.debug.callback(lambda x: drawn.append(np.asarray(x)), tokens(sample))
+        return sample
+
+    monkeypatch.setattr(evaluation, "draw_sentences", note)
+    ta.heldout_error(model, data, data.teacher, key, sentences=1024, exact=True)
+    jax.effects_barrier()
+    assert len(drawn) == 4
+    assert_independent(tokens(data), *drawn)

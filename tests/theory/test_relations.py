@@ -1,0 +1,242 @@
+"""Relations between states: symmetries, units, the order of things, aggregates, and derivatives.
+
+The settings are drawn by hypothesis, as numbers of programs that are compiled once.
+"""
+
+import dataclasses
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+from hypothesis import Phase, given, settings, strategies as st
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.results import Status
+from tiedattn_jax.theory.states import DIAGNOSTICS
+
+DRAWN = settings(
+    max_examples=5,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # shrinking takes long
+)
+TIGHT = ta.Settings(tol=1e-9)
+BRANCHES = st.sampled_from(["semantic", "positional"])
+SETTINGS = st.fixed_dictionaries(
+    {"omega": st.floats(0.28, 0.36), "sigma": st.floats(0.45, 0.5), "lam": st.floats(0.01, 0.015)}
+)
+ALPHAS = st.floats(1.8, 2.4)  # both branches exist at all these settings
+
+
+# Rules are no fixtures: hypothesis would print all their nodes.
+@cache
+def lines(even=False):
+    return ta.line_nodes(ta.dot_product(), 5, even=even, replicates=2 if even else 4)
+
+
+def solved(*arguments, **options):
+    point = ta.solve(*arguments, **options, settings=TIGHT)
+    assert np.all(np.asarray(point.replicates.status) <= Status.stalled)
+    return point
+
+
+def assert_states(point, expected, rtol=1e-7, **factors):
+    """Assert that all numbers of two states are equal in every replicate, but for given factors or functions."""
+    numbers, others = point.replicates.numbers(), expected.replicates.numbers()
+    for name in ("q", "V", "theta", "m", "train_loss", "gen_error", "gen_error_linear", "train_loss_by_alpha"):
+        change = factors.get(name, 1.0)
+        value = change(others[name]) if callable(change) else change * others[name]
+        np.testing.assert_allclose(numbers[name], value, rtol=rtol, atol=1e-12, err_msg=name)
+
+
+@DRAWN
+@given(SETTINGS, ALPHAS, BRANCHES)
+def test_the_mirrored_student(numbers, alpha, branch):
+    """Starts with the opposite theta and m give the mirrored state, with equal losses, on a rule of this parity."""
+    model = ta.dot_product(**numbers)
+    point = solved(model, alpha, branch, lines(even=True))
+    x = point.overlaps
+    mirrored = solved(model, alpha, branch, lines(even=True), start=ta.Overlaps(x.q, x.V, -x.theta, -x.m))
+    assert_states(mirrored, point, theta=-1.0, m=-1.0)
+
+
+@DRAWN
+@given(SETTINGS, ALPHAS, BRANCHES, st.floats(0.5, 2.0))
+def test_units(numbers, alpha, branch, c):
+    """Tokens and encodings in other units.
+
+    With sigma and the encodings c times as large, a student and a teacher that are 1 / c times as large have the same
+    fields. All errors are then c^2 times as large, and so is the ridge term if lam is c^4 times as large.
+    """
+    point = solved(ta.dot_product(**numbers), alpha, branch, lines())
+    scaled = ta.dot_product(
+        omega=numbers["omega"],
+        sigma=c * numbers["sigma"],
+        lam=c**4 * numbers["lam"],
+        encodings=[[c], [-c]],
+        teacher=c**-2,
+    )
+    x = point.overlaps
+    other = solved(scaled, alpha, branch, lines(), start=ta.Overlaps(x.q, x.V / c**2, x.theta, x.m))
+    losses = dict.fromkeys(("train_loss", "gen_error", "gen_error_linear", "train_loss_by_alpha"), c**2)
+    assert_states(other, point, V=c**-2, **losses)
+
+
+@DRAWN
+@given(SETTINGS, ALPHAS, BRANCHES)
+def test_the_sign_of_the_encodings(numbers, alpha, branch):
+    """The theory knows the inner products of the encodings alone."""
+    first, second = (
+        solved(ta.dot_product(**numbers, encodings=p), alpha, branch, lines())
+        for p in ([[1.0], [-1.0]], [[-1.0], [1.0]])
+    )
+    assert_states(second, first, rtol=0)
+
+
+def split_law(law, share):
+    """The same law, with its first atom as two."""
+
+    def twice(a):
+        return None if a is None else jnp.concatenate([a[:1], a])
+
+    weights = jnp.concatenate([share * law.weights[:1], (1 - share) * law.weights[:1], law.weights[1:]])
+    return ta.SpectralLaw(weights, *(twice(getattr(law, k)) for k in ("gamma", "tau", "pi", "cross")))
+
+
+@DRAWN
+@given(SETTINGS, ALPHAS, BRANCHES, st.floats(0.05, 0.95))
+def test_an_atom_in_two_parts(numbers, alpha, branch, share):
+    """An atom of the spectral law that is split into two, of any shares, changes nothing."""
+    model = ta.dot_product(**numbers)
+    parts = ta.dot_product(numbers["omega"], lam=numbers["lam"], law=split_law(model.law(), share))
+    point = solved(model, alpha, branch, lines())
+    assert_states(solved(parts, alpha, branch, lines(), start=point.overlaps), point)
+
+
+GAMMA, TAU = np.array([0.2, 0.35, 0.25]), np.array([[1.0, -0.4, -0.6], [-0.4, 0.8, -0.1], [-0.6, -0.1, 0.9]])
+MIXING = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6]])
+
+
+@DRAWN
+@given(st.permutations(range(3)), st.floats(0.6, 0.8))
+def test_tokens_in_another_order(order, omega):
+    """Permuted tokens, with their variances, encodings, rows and columns of the mixing and nodes, permute the state."""
+
+    def layer(order):
+        law = ta.SpectralLaw(
+            weights=jnp.ones(1),
+            gamma=jnp.asarray(GAMMA[order])[None],
+            tau=jnp.asarray(TAU[np.ix_(order, order)])[None],
+            pi=jnp.ones((1, 1, 1)),
+            cross=jnp.zeros((1, 3, 1)),
+        )
+        return ta.dot_product(omega, mixing=MIXING[np.ix_(order, order)], law=law)
+
+    order, straight = np.array(order), np.arange(3)
+    rule = ta.sobol_nodes(layer(straight), 2**7, replicates=2)
+
+    def permuted(nodes):
+        return dataclasses.replace(
+            nodes, student=nodes.student[..., order, :, :], teacher=nodes.teacher[..., order, :, :]
+        )
+
+    point = solved(layer(straight), 3.0, "positional", rule)
+    x = point.overlaps
+    start = ta.Overlaps(x.q[order], x.V[order], x.theta[order], x.m[order])
+    other = solved(layer(order), 3.0, "positional", ta.Rule(permuted(rule.stack), permuted(rule.coarse)), start=start)
+    by_token = {name: lambda a: a[:, order] for name in ("q", "V", "theta", "m")}
+    assert_states(other, point, rtol=1e-6, **by_token)
+
+
+@DRAWN
+@given(st.permutations(range(2**10)), st.permutations(range(2)), BRANCHES)
+def test_nodes_and_replicates_in_another_order(nodes_order, replicates_order, branch):
+    """Permuted replicates have permuted states, bit by bit; permuted nodes of all replicates have equal states."""
+    model = ta.dot_product()
+    rule = ta.sobol_nodes(model, 2**10, replicates=2)
+    point = solved(model, 2.0, branch, rule)
+    replicates_order, nodes_order = np.array(replicates_order), np.array(nodes_order)
+    swapped = ta.Rule(jax.tree.map(lambda a: a[replicates_order], rule.stack), rule.coarse)
+    other = solved(model, 2.0, branch, swapped)
+    for a, b in zip(jax.tree.leaves(other.replicates), jax.tree.leaves(point.replicates), strict=True):
+        np.testing.assert_array_equal(a, b[replicates_order])
+    np.testing.assert_allclose(other.stderr.train_loss, point.stderr.train_loss, rtol=1e-9)
+    shuffled = ta.Rule(jax.tree.map(lambda a: a[..., nodes_order], rule.stack), rule.coarse)
+    assert_states(solved(model, 2.0, branch, shuffled, start=point.overlaps), point, rtol=1e-5)
+
+
+@settings(DRAWN, max_examples=3)
+@given(st.floats(0.3, 1.3))
+def test_rotated_columns(angle):
+    """Rotated columns of a start are rotated columns of its state, with equal losses, within the error bars."""
+    model = ta.dot_product(rank=2)
+    rule = ta.sobol_nodes(model, 2**10, replicates=4)
+    point = ta.solve(model, 2.0, "semantic", rule)
+    (c, s), x = (np.cos(angle), np.sin(angle)), point.overlaps
+    O = jnp.array([[c, -s], [s, c]])
+    turned = ta.Overlaps(O.T @ x.q @ O, O.T @ x.V @ O, O.T @ x.theta, x.m @ O)
+    other = ta.solve(model, 2.0, "semantic", rule, start=turned)
+    assert point.ok and other.ok and abs(other.overlaps.theta[0, 1, 0]) > 0.03
+    pairs = [(point.train_loss, other.train_loss, point.stderr.train_loss, other.stderr.train_loss)]
+    pairs += [(point.gen_error, other.gen_error, point.stderr.gen_error, other.stderr.gen_error)]
+    pairs += [(turned.q, other.overlaps.q, point.stderr.overlaps.q.max(), other.stderr.overlaps.q.max())]
+    for expected, value, *bars in pairs:
+        assert np.all(abs(value - expected) < 4 * np.hypot(*bars)) and np.hypot(*bars) < 0.02 * np.max(expected)
+
+
+STATUSES = st.lists(st.sampled_from([int(s) for s in Status]), min_size=4, max_size=4)
+
+
+@settings(DRAWN, max_examples=20)
+@given(STATUSES, st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=4), st.integers(0, 3))
+def test_what_replicates_say_together(status, scatter, lost):
+    """The status is the worst one, means and error bars are those of the replicates with a state, and NaN stay away."""
+    point = made.fixed_point(scatter=scatter, status=status, jump_mass=[1.0, 2.0, 4.0, 8.0])
+    assert int(point.status) == max(status) and bool(point.ok) == (max(status) <= Status.stalled)
+    usable = np.array([s <= Status.max_steps for s in status])  # their residual is zero
+    assert bool(point.exists) == (usable.sum() >= 2)
+    counted = usable if usable.any() else np.ones(4, bool)
+    values = np.asarray(point.replicates.train_loss)[counted]
+    np.testing.assert_allclose(point.train_loss, values.mean())
+    np.testing.assert_allclose(point.stderr.train_loss, ta.error_bar(values), rtol=1e-9)
+    np.testing.assert_allclose(point.diagnostics.jump_mass, np.array([1.0, 2.0, 4.0, 8.0])[counted].mean())
+    if usable.any() and not usable[lost]:
+        broken = eqx.tree_at(
+            lambda p: [p.replicates.train_loss, *(getattr(p.replicates.diagnostics, k) for k in DIAGNOSTICS)],
+            point,
+            replace_fn=lambda a: a.at[lost].set(jnp.nan),
+        )
+        np.testing.assert_array_equal(broken.train_loss, point.train_loss)
+        np.testing.assert_array_equal(broken.stderr.train_loss, point.stderr.train_loss)
+        for name in DIAGNOSTICS:
+            np.testing.assert_array_equal(getattr(broken.diagnostics, name), getattr(point.diagnostics, name))
+
+
+@settings(DRAWN, max_examples=3)
+@given(st.floats(0.28, 0.36), st.floats(0.45, 0.5), st.floats(0.01, 0.015), ALPHAS, st.sampled_from([0.0, 0.1]))
+def test_slopes_are_differences(omega, sigma, lam, alpha, share):
+    """`jax.grad` equals central differences, along a direction in which all numbers change, for the loss and for q.
+
+    The slopes of the training loss are those at fixed overlaps, which a state has as `train_loss_partials`.
+    """
+    rule, place = lines(), np.array([omega, sigma, lam, alpha])
+
+    def point(omega, sigma, lam, alpha):
+        return ta.solve(ta.dot_product(omega, sigma, lam), alpha, "semantic", rule, start=start, settings=TIGHT)
+
+    def values(*place):
+        states = point(*place).replicates
+        return states.train_loss + share * states.overlaps.q[:, 0, 0, 0]
+
+    start = ta.solve(ta.dot_product(omega, sigma, lam), alpha, "semantic", rule).overlaps
+    slopes = np.array(jax.grad(lambda *place: jnp.mean(values(*place)), (0, 1, 2, 3))(*place))
+    step = 1e-3 * place * [1, -1, 1, 1]
+    differences = (values(*place + step) - values(*place - step)) / 2
+    np.testing.assert_allclose(step @ slopes, differences.mean(), rtol=2e-2)
+    if not share:
+        partials, by_alpha = point(*place).mean.train_loss_partials
+        np.testing.assert_allclose(slopes, [partials.omega, partials.sigma, partials.lam, by_alpha], rtol=1e-6)
