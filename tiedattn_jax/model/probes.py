@@ -42,23 +42,25 @@ def _slopes(
     return jax.vmap(jax.vmap(at, (None, None, 0)))(origin, direction, s)
 
 
-def kink(
-    model: Model, labels: list[Float[Array, "L _"]], sign: int, rng: np.random.Generator
-) -> tuple[float, Float[np.ndarray, "L r"]]:
-    """Return the largest jump of the slope of the loss along random lines, and its place.
+def kinks(
+    model: Model, labels: list[Float[Array, "L _"]], rng: np.random.Generator
+) -> list[tuple[float, Float[np.ndarray, "L r"]]]:
+    """Return the largest jumps of the slope of the loss along random lines, upwards and downwards, and their places.
 
     Args:
         model: gives `loss`.
         labels: fields of the teacher, and of the noise if there is any.
-        sign: 1 for jumps upwards, -1 for jumps downwards.
         rng: draws the lines.
 
     Returns:
-        The jump, relative to the largest slope on its line and never negative; zero, to rounding, without such a kink.
+        Two jumps, relative to the largest slope on their line and never negative, each with its place. A jump is zero,
+        to rounding, without such a kink.
     """
     (L, r, _), dtype = model.shape, model.lam.dtype
-    origin, direction = rng.standard_normal((2, _LINES, L, r)) * float(model.field_scale)
-    low, width, scale = np.full(_LINES, -_LENGTH), 2 * _LENGTH, np.zeros(_LINES)
+    lines = rng.standard_normal((2, _LINES, L, r)) * float(model.field_scale)
+    origin, direction = np.tile(lines, (1, 2, 1, 1))  # one copy zooms into jumps upwards, the other downwards
+    sign = np.repeat([1.0, -1.0], _LINES)
+    low, width, scale = np.full(2 * _LINES, -_LENGTH), 2 * _LENGTH, np.zeros(2 * _LINES)
     resolution = 1e3 * float(jnp.finfo(dtype).eps)
     while True:
         s = low[:, None] + width * np.linspace(0, 1, _POINTS)
@@ -66,14 +68,14 @@ def kink(
         slope, bend = (np.nan_to_num(np.asarray(a, float)) for a in _slopes(model, *arrays, *labels))
         scale, width = np.maximum(scale, np.max(np.abs(slope), 1)), width / (_POINTS - 1)
         # How much more the slope changes from one place to the next than its derivatives there explain.
-        excess = sign * (np.diff(slope) - 0.5 * width * (bend[:, 1:] + bend[:, :-1]))
+        excess = sign[:, None] * (np.diff(slope) - 0.5 * width * (bend[:, 1:] + bend[:, :-1]))
         place = np.argmax(excess, 1)
-        low = s[np.arange(_LINES), place]
+        low = s[np.arange(len(s)), place]
         if width < resolution:
             break
-    jump = np.max(excess, 1) / np.where(scale > 0, scale, 1.0)
-    line = int(np.argmax(jump))
-    return max(float(jump[line]), 0.0), origin[line] + low[line] * direction[line]
+    jump = np.maximum(np.max(excess, 1), 0.0) / np.where(scale > 0, scale, 1.0)
+    largest = (np.argmax(jump[:_LINES]), _LINES + np.argmax(jump[_LINES:]))
+    return [(float(jump[k]), origin[k] + low[k] * direction[k]) for k in largest]
 
 
 @eqx.filter_jit
@@ -96,10 +98,13 @@ def check_shape(model: Model, Z: Float[Array, "L r"], labels: list[Float[Array, 
         text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {values} for fields of size"
         raise InputError("loss", f"{text} {_SIZES[0]:g}, {_SIZES[1]:g}")
     tolerance = float(jnp.finfo(model.lam.dtype).eps) ** 0.5
-    jumps = {sign: kink(model, labels, sign, np.random.default_rng(1)) for sign in (1, -1)}
-    places = {sign: f"at Z = {np.array2string(place.ravel(), precision=2)}" for sign, (_, place) in jumps.items()}
-    if jumps[1][0] > tolerance:
-        text = f"must not have a slope that jumps upwards, as it does {places[1]}: minima would sit in the kink"
+    (up, up_place), (down, down_place) = kinks(model, labels, np.random.default_rng(1))
+    if up > tolerance:
+        text = f"must not have a slope that jumps upwards, as it does {_at(up_place)}: minima would sit in the kink"
         raise InputError("loss", f"{text}; smooth it, as softplus(8 * x) / 8 does relu(x)")
-    if jumps[-1][0] > tolerance and not model.nonsmooth:
-        raise InputError("nonsmooth", f"must be True for a loss whose slope jumps, as it does {places[-1]}")
+    if down > tolerance and not model.nonsmooth:
+        raise InputError("nonsmooth", f"must be True for a loss whose slope jumps, as it does {_at(down_place)}")
+
+
+def _at(place: Float[np.ndarray, "L r"]) -> str:
+    return f"at Z = {np.array2string(place.ravel(), precision=2)}"
