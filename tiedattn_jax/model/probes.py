@@ -93,7 +93,7 @@ def check_shape(model: Model, Z: Float[Array, "L r"], labels: list[Float[Array, 
             downwards and `nonsmooth` does not say so.
     """
     small, large = np.asarray(_at_sizes(model, Z, *labels), float)
-    if large < _FASTER * min(small, 0.0):
+    if small < 0 and large < _FASTER * small:
         values = ", ".join(f"{v * size**2:.3g}" for v, size in zip((small, large), _SIZES, strict=True))
         text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {values} for fields of size"
         raise InputError("loss", f"{text} {_SIZES[0]:g}, {_SIZES[1]:g}")
