@@ -182,7 +182,11 @@ ROWS = [
         r"variance / d, x / sqrt\(d\) for tokens x, got 199 times that",
     ),
     (lambda c: risk(c.model, Data(c.x * D**0.5, c.y), c.teacher), "data", r"got 199 times|got 200 times|got 201 times"),
-    (lambda c: gamp(c.model, scaled(c, D**-0.5, D**-0.5)), "data", r"x / sqrt\(d\) for tokens x, got 0.0049. times that"),
+    (
+        lambda c: gamp(c.model, scaled(c, D**-0.5, D**-0.5)),
+        "data",
+        r"x / sqrt\(d\) for tokens x, got 0.0049. times that",
+    ),
     (lambda c: gamp(c.model, scaled(c, y=D**0.5)), "data", r"must have fields y = .*got 200 times .* of its teacher"),
     (lambda c: gamp(c.model, scaled(c, y=D**-0.5)), "data", r"must have fields y = .*got 0.005 times"),
     (lambda c: gamp(c.model, scaled(c, y=D**0.5, teacher=False)), "data", "fields y = .* the variance of the model"),

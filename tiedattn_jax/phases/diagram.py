@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..base.errors import InputError, require_choice
 from ..base.printing import Description, with_error
 from ..base.results import Average, Result, Status, error_bar, has_state, quorum
-from ..base.store import csv_of, write_whole
+from ..base.store import Tabular
 from ..model.overlaps import PAIR
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .labelled import ORDER_AXES, columns, dataset
@@ -35,7 +34,7 @@ MINIMA = (*PAIR, "uninformed")  # names of the states that `PhaseDiagram.winner`
 _AGREEMENT = 1e-3
 
 
-class PhaseDiagram(Result):
+class PhaseDiagram(Result, Tabular):
     """The positional and the semantic branch on a grid of settings.
 
     Attributes:
@@ -315,13 +314,6 @@ class PhaseDiagram(Result):
             return "some cells unsolved"
         count = int(np.sum(~self.settled))
         return f"{count} of {self.settled.size} cells not settled" if count else "converged"
-
-    def to_csv(self, path: Path | str | None = None) -> str:
-        """Return the `table` as CSV, and write it to `path` if given."""
-        content = csv_of(self.table())
-        if path is not None:
-            write_whole(Path(path), content)
-        return content.decode()
 
     def to_xarray(self) -> Any:
         """Return means, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.

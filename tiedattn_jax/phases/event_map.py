@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,7 @@ from jaxtyping import Float, Int, Real
 from ..averages.rule import Rule
 from ..base.printing import Description, Row, with_error
 from ..base.results import Settings, Status
-from ..base.store import csv_of, write_whole
+from ..base.store import Tabular
 from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.plane import PlaneResult, models_of_plane
@@ -26,7 +25,7 @@ from .sweep import check_one_kind, events_of
 _COLUMNS = 8  # number of columns that are printed
 
 
-class EventMap(PlaneResult):
+class EventMap(PlaneResult, Tabular):
     """The alpha of an event over two numbers of the model.
 
     Attributes:
@@ -61,13 +60,6 @@ class EventMap(PlaneResult):
         """Return all fields by name, arrays as lists."""
         status = {"status": self.status_name}
         return {name: a.tolist() if isinstance(a, np.ndarray) else a for name, a in vars(self).items()} | status
-
-    def to_csv(self, path: Path | str | None = None) -> str:
-        """Return the `table` as CSV, and write it to `path` if given."""
-        content = csv_of(self.table())
-        if path is not None:
-            write_whole(Path(path), content)
-        return content.decode()
 
     def to_xarray(self) -> Any:
         """Return alpha, its error bar (suffix _stderr) and the status as an xarray dataset; needs the extra `xarray`.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from ..averages.rule import Rule
 from ..base.printing import Description, Printed
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
-from ..base.store import csv_of, write_whole
+from ..base.store import Tabular
 from ..base.trees import either
 from ..base.types import GivenArray, Number
 from ..model.model import Model
@@ -192,7 +191,7 @@ def _with_status(state: State, status: Status) -> State:
     return replace(state, status=jnp.full_like(state.status, status))
 
 
-class Curve(Printed):
+class Curve(Printed, Tabular):
     """A branch at increasing values of alpha or of another number.
 
     Attributes:
@@ -273,13 +272,6 @@ class Curve(Printed):
                     row |= {name: means[name][k], f"{name}_stderr": bars[name][k]}
             rows.append(row)
         return rows
-
-    def to_csv(self, path: FilePath | str | None = None) -> str:
-        """Return the `table` as CSV, and write it to `path` if given."""
-        content = csv_of(self.table())
-        if path is not None:
-            write_whole(FilePath(path), content)
-        return content.decode()
 
     def to_xarray(self) -> Any:
         """Return means, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.

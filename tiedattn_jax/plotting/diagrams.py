@@ -116,19 +116,19 @@ def event_map_figure(event_map: Any, ax: Target = None) -> Any:
     x, y, symbol = event_map.x, event_map.y, SYMBOLS.get(event_map.event, event_map.event)
     alpha = np.ma.masked_invalid(event_map.alpha)
     xlabel, ylabel = (LABELS.get(name, name) for name in event_map.names)
-    edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(alpha)
+    edges, has_event = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(alpha)
     with panels(5.6, 4.2, xlabel=xlabel, ylabels=[ylabel], names=["alpha"], ax=ax) as (drawing, ((axis,),)):
         picture = axis.pcolormesh(*edges, alpha, cmap="viridis", gid=event_map.event)
         axis.figure.colorbar(picture, ax=axis, label=symbol)
-        if found.any():
+        if has_event.any():
             low, high = alpha.min(), alpha.max()
             levels = [level for level in MaxNLocator(7).tick_values(low, high) if low < level < high]
             if levels:
                 lines = axis.contour(x, y, alpha, levels, colors="white", linewidths=0.9)
                 for artist in (lines, *axis.clabel(lines, fontsize=7)):
                     artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
-        _mark(axis, *edges, ~found, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
-        _mark(axis, *edges, found & (event_map.stderr > _PRECISE * np.abs(alpha)), "error bar above 1 %", HATCHED)
+        _mark(axis, *edges, ~has_event, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
+        _mark(axis, *edges, has_event & (event_map.stderr > _PRECISE * np.abs(alpha)), "error bar above 1 %", HATCHED)
         axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
