@@ -32,7 +32,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 # Numbers behind these words are rounding errors, which are not compared.
-NOISE = re.compile(r"(?<=\bresidual |\bgradient )\S+")
+NOISE = re.compile(r"\b(?:residual|gradient|gradient_norm) +\S+")
 # A number with a point, and its error bar: "1.2515(10)", "-8.1e-05".
 NUMBER = re.compile(r"(?P<value>[-+]?\d*\.\d+(?:e[-+]?\d+)?)(?:\((?P<bar>\d+)\))?")
 
