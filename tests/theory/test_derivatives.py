@@ -289,3 +289,26 @@ def test_second_derivative(model, modes):
         for inner, value in ((direction(model, "sigma"), row[0]), (direction(model, alpha=1.0), row[1])):
             up, down = (forward(point, inner, *arguments)[1][0, 4] for point in points)
             np.testing.assert_allclose(value, (up - down) / (2 * step), rtol=1e-2)
+
+
+@pytest.mark.long
+def test_the_map_on_lines_whose_nodes_are_searched():
+    """A quarter of the lines has known jumps but no nodes in t; the map's slope in q is that of Sobol points.
+
+    When these lines did not move with their jumps, the slope was -2.51 instead of -1.55.
+    """
+    model = ta.dot_product(0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9)))
+
+    def image_and_slope(rule, q):
+        x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, 0.556, 0.3)), jnp.zeros((2, 1)))
+        answers = []
+        for k in range(rule.replicates):
+            equations = Equations(model, jnp.asarray(2.0), rule.replicate(k), jnp.array([1.0, 0.0]))
+            answers.append(equations.answer(equations.coordinates.pack(x)))
+        image, jacobian = (np.mean([getattr(a, name) for a in answers], 0) for name in ("image", "jacobian"))
+        return image[:6:2], jacobian[:6:2, :2].sum(1)  # q, V and theta of the first token, both q moving
+
+    slope = image_and_slope(ta.line_nodes(model, 9), 0.74)[1]
+    points = ta.sobol_nodes(model, 2**14)
+    differences = (image_and_slope(points, 0.78)[0] - image_and_slope(points, 0.70)[0]) / 0.08
+    np.testing.assert_allclose(slope, differences, atol=0.12)
