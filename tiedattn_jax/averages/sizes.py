@@ -15,13 +15,14 @@ WIDE_BLOCK = 2**10  # beyond two fields, to be divided by their number, so that 
 COARSE, WIDE_COARSE = 2**13, 2**10
 # Nodes of a rule of single nodes. Errors are 5e-4 in q and 3e-3 in V where the proximal operator jumps.
 NODES = 2**16
+# The same for a state that the default lines do not resolve: a quarter of the time of `NODES`.
+FALLBACK_NODES = 2**14
 
 # Sizes of the default rule by use. Relative errors of the order parameters at the standard setting are 5e-4 with 6,300
 # nodes (order 5, the smallest), 2e-4 with 16,632 (order 7), and 4e-5 with 35,640 (order 9).
 SIZES = {
     "solve": 2**15,  # one state, and alpha_c to 8e-6
     "transition": 2**14,  # alpha_c on the command line: to 6e-5, in half the time
-    "fallback": 2**14,  # Sobol points for one state that lines do not resolve; 2^16 of them take four times as long
     "instances": 2**14,  # comparison with instances of finite size, whose scatter is larger
     "path": 2**13,  # a path in arclength, whose Newton steps all need the full Jacobian
     "curve": 2**12,  # curves for plots

@@ -4,6 +4,7 @@ errors         bad input, in one sentence
 printing       results as text
 results        statuses, error bars, averages over replicates
 store          files that survive an interruption
+saved          results as files
 programs       compiled programs that are kept from one process to the next
 linalg         small linear algebra at very many nodes
 nodewise       functions of a few numbers, evaluated at very many nodes

@@ -19,4 +19,5 @@ best_curve     best values along a second parameter
 trace          events followed through a second parameter
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files
+labelled       numbers of many states with labels, for tables and xarray
 """

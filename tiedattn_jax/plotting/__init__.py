@@ -7,6 +7,9 @@ style          colours, labels, panels
 branches       branches along alpha, and in arclength
 events         a transition, boundaries
 diagrams       phase diagrams
+best           the best ridge
+dynamics       learning dynamics
+optimal        the Bayes-optimal learner
 simulations    training, message passing, instances
 counting       the counting task
 """

@@ -12,4 +12,6 @@ elevation          the energy of one step of replica symmetry breaking, estimate
 states             the results `State` and `FixedPoint`
 solve              `solve`
 multistart         `find_states`: all states at one setting
+state_evolution    order parameters of every iteration of message passing
+thresholds         thresholds in alpha that need no fixed point
 """

@@ -19,7 +19,7 @@ from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.rule import COARSE, Replicate, Rule, check_rule
-from ..averages.sizes import SIZES
+from ..averages.sizes import FALLBACK_NODES
 from ..base.errors import (
     InputError,
     as_array,
@@ -261,7 +261,7 @@ def default_path(
     problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
     states, free = yield from _solved(problem, branch, start)
     if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
-        problem = problem._replace(nodes=sobol_nodes(model, SIZES["fallback"]))
+        problem = problem._replace(nodes=sobol_nodes(model, FALLBACK_NODES))
         states, free = yield from _solved(problem, branch, start)
     return states, problem.nodes, free
 
