@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +131,24 @@ def test_what_is_not_kept(folder, traced, arguments, monkeypatch):
     monkeypatch.setattr(compiled.Traced, "folder", None)
     assert stored_program(gen_error_in)(*arguments) == expected
     assert not traced and not folder.exists()
+
+
+def test_a_program_that_jax_cannot_store(folder, arguments, monkeypatch):
+    """It runs all the same: jax refuses to store what calls some libraries of GPUs."""
+
+    def refuse(fn):
+        raise ValueError("Cannot serialize code with custom calls")
+
+    monkeypatch.setattr(compiled.export, "export", refuse)
+    assert stored_program(gen_error_in)(*arguments) == pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
+    assert not folder.exists()
+
+
+def test_a_device_that_is_not_the_default_one(folder, traced, arguments, monkeypatch):
+    """A program is stored for the platform that jax prefers, not for the one that a caller sets for a while."""
+    monkeypatch.setattr(compiled, "default_device", lambda: SimpleNamespace(platform="another"))
+    assert stored_program(gen_error_in)(*arguments) == pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
+    assert not traced
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:99] + bytes([b[99] ^ 1]) + b[100:]])

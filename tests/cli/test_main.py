@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 
+import tiedattn_jax as ta
 from tiedattn_jax import cli
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.cli import solve, transition
@@ -81,7 +81,7 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert main(["solve", "--out", str(out), "--seed", "3"]) == 0
     assert capsys.readouterr().out == "in words\n"
     assert (out / "a.txt").read_bytes() == b"a"
-    numbers = {"version": metadata.version("tiedattn_jax"), "seed": 3, "layer": "dot_product", "alpha": 2.0}
+    numbers = {"version": ta.__version__, "seed": 3, "layer": "dot_product", "alpha": 2.0}
     numbers |= {"rank": 1, "teacher": 1.0, "tied_teacher": False}
     numbers |= {"stderr": {"q": None}, "ends": [None]}  # JSON has no infinity and no NaN
     assert json.loads((out / "solve.json").read_text()) == numbers

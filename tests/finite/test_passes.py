@@ -72,4 +72,5 @@ def test_a_step_reads_the_sentences_twice(model, instance, name, cpu):
 def test_memory_besides_the_sentences(model, instance, name):
     start = jax.ShapeDtypeStruct((instance.shape[2], 1), jnp.float64)
     memory = jax.jit(partial(RUNS[name], model)).lower(instance, start).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 0.2 * instance.x.size * 8
+    workspace = 0 if jax.default_backend() == "cpu" else 2 * 2**22  # 4 MiB for each kind of matrix product on a GPU
+    assert memory.temp_size_in_bytes < 0.2 * instance.x.size * 8 + workspace

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, POOL_ROUNDING
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rule import COARSE
@@ -127,7 +127,7 @@ def go(**options):
 
 def launch(script: str, *arguments: str, stderr: int | None = None, **environment: str) -> subprocess.Popen:
     root = str(Path(ta.__file__).parent.parent)
-    env = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu", **environment}
+    env = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": jax.default_backend(), **environment}
     return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env, stderr=stderr)
 
 
@@ -223,7 +223,7 @@ def rows(model, lines):
 
 
 def test_a_track_alone_gives_the_same(diagram, rows):
-    """A track in a pool of its own gives the same numbers, bit by bit, as among other tracks."""
+    """A track in a pool of its own gives the same numbers as among other tracks."""
     result, _ = diagram
     calls = []
     firsts = run_one(rows.first_cells(1))
@@ -231,7 +231,7 @@ def test_a_track_alone_gives_the_same(diagram, rows):
     assert len(calls) == 4
     for name, values in track.items():
         has_state = result.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # other cells may have been tried again
-        np.testing.assert_array_equal(values[has_state], result.cells[name][1, 0, ::-1][has_state])
+        np.testing.assert_allclose(values[has_state], result.cells[name][1, 0, ::-1][has_state], POOL_ROUNDING)
 
 
 def test_the_steps_of_a_track(rows, semantic_states, monkeypatch):

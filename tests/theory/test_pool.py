@@ -43,6 +43,7 @@ def test_what_a_path_is_sent():
     assert run_one(path()) == (1, [2, 4, 4], [], 6, [6])
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="calls run side by side on CPUs only")
 def test_results_come_in_the_order_of_the_paths():
     """Results come in the order of the paths; a slow path holds up no other, and `done` reports each one as it ends."""
     order = []
@@ -53,6 +54,17 @@ def test_results_come_in_the_order_of_the_paths():
 
     assert run((path(k) for k in range(4)), width=2, done=lambda number, result: order.append(number)) == [0, 1, 2, 3]
     assert sorted(order) == [0, 1, 2, 3] and order[0] != 0
+
+
+def test_calls_run_on_the_default_device():
+    """The host's CPU runs Newton's method of a pool on accelerators, not the calls of its paths."""
+    device = jax.devices()[0]
+
+    def path():
+        inside = yield Call(lambda: jax.config.jax_default_device, ())
+        return inside, jax.config.jax_default_device
+
+    assert run([path()], devices=[device, device]) == [(None, jax.local_devices(backend="cpu")[0])]
 
 
 def test_paths_start_when_there_is_room():

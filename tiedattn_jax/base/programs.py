@@ -90,11 +90,18 @@ def settings() -> dict[str, str]:
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
 
+def default_device() -> jax.Device:
+    """Return the device on which jax computes in this thread, unless an argument says otherwise."""
+    configured = jax.config.values["jax_default_device"]
+    return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
+
+
 def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a module-level function as by `eqx.filter_jit`, with the traced program shared by the cache folder.
 
-    One process traces the program for all. Calls must be outside `jit`. If no folder is set, for types of other
-    libraries, and on several devices, the function is plain `eqx.filter_jit`.
+    One process traces the program for all. Calls must be outside `jit`. The function is plain `eqx.filter_jit` if no
+    folder is set, for types of other libraries, on several devices, on a device whose platform is not jax's default,
+    and if jax does not store the program: on a GPU it does not store eigenvalues of matrices that are not symmetric.
 
     Args:
         options: options of `jax.jit`.
@@ -105,7 +112,7 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
         arrays, static = eqx.partition(args, lambda a: isinstance(a, (jax.Array, np.ndarray, np.generic)))
         (leaves, tree), (constants, static_tree) = map(jax.tree.flatten, (arrays, static))
         devices, jax_settings = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
-        on_default_device = [d.platform for d in devices] == [jax.default_backend()]
+        on_default_device = [d.platform for d in devices] == [default_device().platform] == [jax.default_backend()]
         if Traced.folder is None or not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
             return jitted(*args)
         context = (jax.default_backend(), *jax_settings.values(), *((a.shape, str(a.dtype)) for a in leaves))
@@ -149,7 +156,10 @@ def traced_in(
             out_trees.append(out_tree)
             return values
 
-        traced, (out_tree, *_) = export.export(jax.jit(flat))(*leaves), out_trees
+        try:
+            traced, (out_tree, *_) = export.export(jax.jit(flat))(*leaves), out_trees
+        except ValueError:  # of jax, which cannot store it, or of the function, which raises it again when called
+            return None
         with contextlib.suppress(OSError, TypeError):
             header_text = json.dumps({"name": name, "structure": described(out_tree)})
             write_whole(path, packed({"about": header_text, "program": np.frombuffer(traced.serialize(), np.uint8)}))

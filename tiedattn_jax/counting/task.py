@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
@@ -113,10 +114,19 @@ class Transformer(eqx.Module):
         # X Q = (E Q)[x] + P Q, and likewise for K and V. Products of T + L rows thus suffice for a whole batch.
         embeddings = jnp.concatenate([self.tokens, self.positions])
         table = embeddings @ jnp.concatenate([self.query, self.key, self.value], axis=1)
-        q, k, v = jnp.split(table[x] + table[T:], 3, axis=-1)
+        q, k, v = jnp.split(_rows(table[:T], x) + table[T:], 3, axis=-1)
         S = jax.nn.softmax(q @ k.T / d**0.5, axis=-1)
         h = jax.nn.relu(jax.vmap(self.hidden)(jax.vmap(self.norm)(S @ v)))
         return jax.vmap(self.readout)(h), S
+
+
+def _rows(table: Float[Array, "T n"], x: Int[AnyArray, " L"]) -> Float[Array, "L n"]:
+    """Return table[x]. On a GPU this is a product, because the derivative of table[x] is rounded anew in every run."""
+
+    def product(table: Array, x: Array) -> Float[Array, "L n"]:
+        return jax.nn.one_hot(x, len(table), dtype=table.dtype) @ table
+
+    return lax.platform_dependent(table, x, cpu=lambda table, x: table[x], default=product)
 
 
 def sample(

@@ -21,8 +21,6 @@ on the host's CPU.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,9 +29,9 @@ from typing import Any
 import jax
 
 from ..base.errors import require_count
-from ..base.programs import settings as jax_settings
+from ..base.programs import default_device, settings as jax_settings
 from .paths import Failure, Job, Path, Scheduler, result_of
-from .slots import default_device, host_device, work_in_slots
+from .slots import work_in_slots
 
 
 def run(
@@ -72,9 +70,8 @@ def run(
     devices = [default_device()] if devices is None else list(devices)
     scheduler = Scheduler(paths, done)
     in_slots = len(devices) > 1 or devices[0].platform != "cpu"
-    work = functools.partial(work_in_slots if in_slots else _in_threads, scheduler, width, devices)
-    with jax.default_device(host_device()) if in_slots else contextlib.nullcontext():
-        work()
+    work = work_in_slots if in_slots else _in_threads
+    work(scheduler, width, devices)
     keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
     for number, result in enumerate(scheduler.results):
         if isinstance(result, Failure) and not keeps_failures:

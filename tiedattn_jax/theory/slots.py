@@ -38,26 +38,31 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
     """Work on accelerators, or on several devices: one call evaluates all lanes of one kind.
 
     Lanes are of one kind if they share the classes and shapes of their arguments and the rule. While lanes of one kind
-    run, lanes of other kinds wait. A `Call` is computed by itself.
+    run, lanes of other kinds wait. A `Call` is computed by itself, on the default device. Everything else that is not
+    on `devices`, Newton's method and the code of the paths, runs on the host's CPU.
     """
     groups: dict[Any, Slots] = {}
-    while True:
-        job = scheduler.next()
-        if job is not None:
-            if isinstance(job.request, Call):
-                scheduler.answer(job.task, job.position, result_of(job.request))
-                continue
-            kind = _kind(job.request)
-            if kind not in groups:
-                groups[kind] = Slots(job.request, width, devices)
-            groups[kind].waiting.append(job)
-            if len(groups[kind].waiting) < groups[kind].room:
-                continue
-        busy = [group for group in groups.values() if group.waiting or group.lanes]
-        if not busy:
-            return
-        for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
-            scheduler.answer(job.task, job.position, result)
+    default = jax.config.values["jax_default_device"]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        while True:
+            job = scheduler.next()
+            if job is not None:
+                if isinstance(job.request, Call):
+                    with jax.default_device(default):
+                        result = result_of(job.request)
+                    scheduler.answer(job.task, job.position, result)
+                    continue
+                kind = _kind(job.request)
+                if kind not in groups:
+                    groups[kind] = Slots(job.request, width, devices)
+                groups[kind].waiting.append(job)
+                if len(groups[kind].waiting) < groups[kind].room:
+                    continue
+            busy = [group for group in groups.values() if group.waiting or group.lanes]
+            if not busy:
+                return
+            for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
+                scheduler.answer(job.task, job.position, result)
 
 
 def _kind(lane: Lane) -> Any:
@@ -226,14 +231,3 @@ def _equations_all(
 def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
     return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
-
-
-def default_device() -> jax.Device:
-    configured = jax.config.values["jax_default_device"]
-    return configured if isinstance(configured, jax.Device) else jax.local_devices(backend=configured)[0]
-
-
-@functools.cache
-def host_device() -> jax.Device:
-    """Return the CPU of the host, which need not be the default device."""
-    return jax.local_devices(backend="cpu")[0]
