@@ -63,6 +63,7 @@ ENGINE = {"jit(search)"}
 
 
 @pytest.mark.usefixtures("fast_compilation")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators have other programs")
 def test_everything_shares_the_programs_of_the_engine(model, compiled):
     """States, branches, transitions, diagrams and their gradients share the programs that `solve` has compiled."""
     nodes = ta.sobol_nodes(model, 16, replicates=1)  # used in no other test

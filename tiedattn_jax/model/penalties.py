@@ -134,12 +134,13 @@ def _coordinate_descent(
     penalty: Penalty, Lam: Float[Array, "*#batch r r"], b: Float[Array, "*#batch r"]
 ) -> Float[Array, "... r"]:
     """Find u by coordinate descent: sweeps that minimise over one column after the other, until none moves."""
-    stiffness, columns = _diagonal(Lam), range(b.shape[-1])
+    stiffness, columns = _diagonal(Lam), np.arange(b.shape[-1])
 
     def sweep(u: Float[Array, "*w r"]) -> Float[Array, "*w r"]:
         for a in columns:
-            other_weights = _prox(penalty, u, Lam).at[..., a].set(0.0)
-            u = u.at[..., a].set((b[..., a] - jnp.sum(Lam[..., a, :] * other_weights, -1)) / stiffness[..., a])
+            other_weights = jnp.where(columns == a, 0.0, _prox(penalty, u, Lam))
+            field = b[..., a] - jnp.sum(Lam[..., a, :] * other_weights, -1)
+            u = jnp.where(columns == a, (field / stiffness[..., a])[..., None], u)
         return u
 
     def unsettled(state: tuple[Float[Array, "*w r"], Float[Array, "*w r"], Int[Array, ""]]) -> Bool[Array, ""]:
