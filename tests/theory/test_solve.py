@@ -55,6 +55,18 @@ def test_error_bars_are_honest(model, case):
     assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unresolved) < 1e-3
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("order", "error"), [(5, 5e-4), (7, 2e-4), (9, 4e-5)])
+def test_errors_of_the_orders(model, order, error):
+    """The docstring of `line_nodes` and the pages on precision and jumps state these errors of order parameters."""
+    nodes = ta.line_nodes(model, order)
+    for case in CASES:
+        fp = ta.solve(model, case.alpha, case.branch, nodes, start=state(case))
+        names = "q", "V", "m" if case.m else "theta"
+        found, expected = ([abs(getattr(a, name)) for name in names] for a in (fp, case))
+        np.testing.assert_allclose(found, expected, rtol=error)
+
+
 def test_absent_branch_is_said_to_be_absent(model, lines):
     """A branch that does not exist is reported absent: the semantic one below the pitchfork at alpha = .72."""
     fp = ta.solve(model, 0.3, "semantic", lines)
