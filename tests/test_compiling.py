@@ -77,6 +77,8 @@ def test_everything_shares_the_programs_of_the_engine(model, compiled):
     assert engine(theta, 2.0) == [*ENGINE]
     for branch in ("positional", "uninformed"):
         assert engine(theta, 1.9, branch) == []
+    settings = ta.Settings(tol=1e-3, max_steps=20, warm_steps=100, damping=0.3)
+    assert engine(lambda: ta.solve(model, 1.9, "semantic", nodes, settings=settings).theta) == []
     calls = calls_on(nodes)
     for name in ("critical_alpha", "a diagram", "the gradient of solve"):
         assert engine(calls[name], *numbers(0.5, 2.0)) == [], name

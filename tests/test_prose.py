@@ -18,11 +18,11 @@ from tiedattn_jax.averages import lines, nodes, sizes
 from tiedattn_jax.base import results, store
 from tiedattn_jax.bayes import nodes as bayes_nodes
 from tiedattn_jax.dynamics import emergence, landscape, sgd, small_start, spans
-from tiedattn_jax.finite import estimate, instances, message_passing, sampling, training, value
+from tiedattn_jax.finite import estimate, evaluation, instances, message_passing, sampling, training, value
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best_places, best_ridge, best_search, trace, transitions
 from tiedattn_jax.plotting import diagrams
-from tiedattn_jax.rsb import fixed_points as rsb
+from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import newton, slots, weights
 
 ROOT = Path(__file__).parents[1]
@@ -178,8 +178,12 @@ DOCSTRINGS: dict[str, list[str]] = {
         f"else 2^{power(emergence._NODES, 2)} Sobol points",
         f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
     ],
+    "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
     "run_instances": [f"`default_nodes` of 2^{power(ta.SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
-    "solve_1rsb": [f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}"],
+    "solve_1rsb": [
+        f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
+        f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",
+    ],
     "line_nodes": [f"a line more than {lines._MAX_POINTS}", f"more than 2^{power(lines.MAX_NODES, 2)} nodes"],
     "Diagnostics": [f"Above {UNRESOLVED} the status is `unresolved`"],
     "gamp": [f"It starts at {short(message_passing._FIRST_DAMPING)}"],

@@ -27,8 +27,8 @@ passing and training follow from it. The public functions by task:
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
-Every result prints itself: `print(result)` shows a table with error bars, and `result.to_dict()` is ready for JSON.
-Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for double
+Every result prints itself: `print(result)` shows a table with error bars. Most results have `to_dict()`, which is ready
+for JSON. Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for double
 precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
