@@ -82,6 +82,8 @@ def test_absent_branch_is_said_to_be_absent(model, lines):
     assert not bool(fp.ok)
     positional = ta.solve(model, 0.03, "positional", lines)
     assert int(positional.status) == ta.Status.absent
+    for point in (fp, positional):
+        assert np.isnan([point.train_loss, point.gen_error]).all() and np.isfinite([point.q, point.V]).all()
 
 
 def test_uninformed_branch(solved):
