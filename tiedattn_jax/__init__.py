@@ -28,8 +28,8 @@ passing and training follow from it. The public functions by task:
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
 Every result prints itself: `print(result)` shows a table with error bars. Most results have `to_dict()`, which is ready
-for JSON. Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for double
-precision, call ``jax.config.update("jax_enable_x64", True)`` first.
+for JSON. Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for
+double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import cli as cli, counting as histogram
