@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import lines, nodes, sizes
+from tiedattn_jax.averages import lines, moreau, nodes, sizes
 from tiedattn_jax.base import results, store
 from tiedattn_jax.bayes import nodes as bayes_nodes
 from tiedattn_jax.dynamics import emergence, landscape, sgd, small_start, spans
@@ -153,6 +153,7 @@ PAGES: dict[str, list[str]] = {
         f"{FOUR.replace('four', '4')} replicates of {ta.line_nodes(MODEL).size:,} nodes on",
         f"of {TRAINED} epochs of Adam followed by {FREED} epochs of SGD",
     ],
+    "docs/benchmarks.md": [f"Hessians of more than {WORDS[moreau._MAX_COLUMNS]} fields column by column"],
     "docs/symbols.md": [
         *(f"| {int(status)} | {ta.Status.name_of(status).partition(' at ')[0]} |" for status in ta.Status),
         f"more than {UNRESOLVED} of the nodes",

@@ -146,6 +146,6 @@ __version__ = VERSION
 
 
 def __dir__() -> list[str]:
-    """Return the public names. Of the modules only `histogram` is public."""
+    """Return the public names. The only public module is `histogram`."""
     rooms = {k for k, v in globals().items() if isinstance(v, type(histogram))} - {"histogram"}
     return [*sorted(k for k in globals() if k not in rooms and k[0] != "_"), "__doc__", "__version__"]
