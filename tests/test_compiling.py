@@ -4,6 +4,7 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 from lowering import products
@@ -77,9 +78,12 @@ def test_everything_shares_the_programs_of_the_engine(model, compiled):
     assert engine(theta, 2.0) == [*ENGINE]
     for branch in ("positional", "uninformed"):
         assert engine(theta, 1.9, branch) == []
+    settings = ta.Settings(tol=1e-3, max_steps=20, warm_steps=100, damping=0.3)
+    assert engine(lambda: ta.solve(model, 1.9, "semantic", nodes, settings=settings).theta) == []
     calls = calls_on(nodes)
     for name in ("critical_alpha", "a diagram", "the gradient of solve"):
         assert engine(calls[name], *numbers(0.5, 2.0)) == [], name
+    assert engine(lambda: ta.phase_diagram(model, np.linspace(1.8, 2.0, 3), [0.2, 0.3], nodes).cells["theta"]) == []
     assert compiled(calls["the gradient of solve"], *numbers(0.51, 1.9)) == []
     # Weak types, as of arrays made from Python numbers, compile nothing new.
     weak = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.1, 16.0, 0.1)), jnp.full((2, 1), 0.0))

@@ -27,9 +27,9 @@ passing and training follow from it. The public functions by task:
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
-Every result prints itself: `print(result)` shows a table with error bars, and `result.to_dict()` is ready for JSON.
-Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for double
-precision, call ``jax.config.update("jax_enable_x64", True)`` first.
+Every result prints itself: `print(result)` shows a table with error bars. Most results have `to_dict()`, which is ready
+for JSON. Results that have a picture draw it with `result.plot()`. Numbers follow the dtype of their arguments; for
+double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import cli as cli, counting as histogram
@@ -146,6 +146,6 @@ __version__ = VERSION
 
 
 def __dir__() -> list[str]:
-    """Return the public names. Of the modules only `histogram` is public."""
+    """Return the public names. The only public module is `histogram`."""
     rooms = {k for k, v in globals().items() if isinstance(v, type(histogram))} - {"histogram"}
     return [*sorted(k for k in globals() if k not in rooms and k[0] != "_"), "__doc__", "__version__"]

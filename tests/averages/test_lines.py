@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, DERIVATIVES, state
+from channels import Noisy
 from scipy.stats import norm
 
 import tiedattn_jax as ta
@@ -272,6 +273,9 @@ def test_default_rule_is_as_large_as_asked(model):
     ]
     single = ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2)
     assert single.size == 2**10 and single.replicates == 2
+    for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy.of()):  # single nodes, all of one weight
+        weight = ta.default_nodes(other, 2**10).stack.weight
+        np.testing.assert_allclose(weight, weight.ravel()[0], rtol=1e-12)
     assert ta.default_nodes(model, block=100).stack.block == 100 and ta.default_nodes(model).replicates == 4
 
 

@@ -151,3 +151,11 @@ def test_types_of_arrays(tmp_path):
     assert isinstance(loaded.value, np.ndarray) and isinstance(loaded.stderr, jax.Array)
     assert loaded.value.dtype == loaded.stderr.dtype == np.float32
     assert len(pack(average)) == (tmp_path / "a.npz").stat().st_size
+
+
+def test_a_process_without_64_bits(tmp_path):
+    """Arrays of jax become float32 there; arrays of numpy, as those of a diagram, keep their type."""
+    ta.Average(np.array(1.0), jnp.array(0.1)).save(tmp_path / "a.npz")
+    with jax.enable_x64(False):
+        loaded = ta.load(tmp_path / "a.npz")
+        assert (loaded.value.dtype, loaded.stderr.dtype) == (np.float64, np.float32)

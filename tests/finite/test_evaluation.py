@@ -53,6 +53,11 @@ def test_heldout_error_equals_the_gaussian_average(model, data, rule):
     assert abs(error.value - expected) < 4 * error.stderr and error.stderr < 0.01 * expected
 
 
+def test_fresh_sentences_come_in_whole_blocks(model, data):
+    few, many = (heldout_error(model, data, data.teacher, jax.random.key(1), sentences=n) for n in (257, 512))
+    assert few.value == many.value and few.stderr == many.stderr
+
+
 def test_heldout_error_on_whole_sentences(model, data):
     Q = data.teacher * 0.6 + 20 * 0.2 * data.encodings[:1].T
     limit = heldout_error(model, data, Q, jax.random.key(1), sentences=100_000)

@@ -91,6 +91,15 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
     assert int(stalled.status) == Status.stalled and int(stalled.iterations) == 1
 
 
+def test_the_published_steps_do_not_end_at_a_minimum():
+    model = ta.dot_product()
+    data = ta.sample_data(model, 100, 1.0, jax.random.key(0))
+    published = ta.train(model, data, "semantic")
+    minimum = ta.train(model, data, published.Q, optimizer="lbfgs")
+    assert int(published.status) == ta.Status.max_steps and int(minimum.status) == ta.Status.converged
+    assert 1e-3 < jnp.linalg.norm(published.Q - minimum.Q) / jnp.linalg.norm(minimum.Q) < 0.2
+
+
 @pytest.mark.parametrize("init", ["semantic", "positional"])
 def test_optimisers_reach_the_same_minimum(model, data, init):
     best = train(model, data, init, optimizer="lbfgs", steps=500)

@@ -105,7 +105,8 @@ def test_limit_at_the_transition(lines):
     by_lam = critical.sensitivities.lam
     np.testing.assert_allclose(best.by_alpha.value, 1 / by_lam, rtol=2e-3)
     np.testing.assert_allclose(best.sensitivities.sigma, -critical.sensitivities.sigma / by_lam, rtol=2e-3)
-    assert pair[0].gen_error > 1.2 * pair[1].gen_error  # the error jumps
+    page = 0.00402, 0.00222, 0.00306  # docs/howto/best_ridge.md: the ridge, and the errors on both sides
+    np.testing.assert_allclose([best.value, *(state.gen_error for state in best.states)], page, rtol=5e-3)
     np.testing.assert_allclose(best.gen_error.value, pair[1].gen_error, rtol=1e-4)
     step, errors = 0.01, []
     for d in (-step, step):

@@ -33,6 +33,17 @@ def test_critical_alpha(critical):
         np.testing.assert_allclose(getattr(critical.sensitivities, k), v, rtol=1e-2)
 
 
+@pytest.mark.long
+def test_transition_lines(lines):
+    """Ends of the lines in docs/results.md, whose own errors are below 3e-4."""
+    for omega, alpha_c, alpha_l in ((0.0, 0.6147, 0.74624), (0.43, 2.0078, 2.75342)):
+        model = ta.dot_product(omega=omega)
+        critical = ta.critical_alpha(model, lines)
+        crossing = ta.linear_crossing(model, critical, lines)
+        for transition, expected in ((critical, alpha_c), (crossing, alpha_l)):
+            assert abs(transition.alpha - expected) < 3 * transition.stderr + 3e-4 < 4e-3
+
+
 def test_sensitivities_are_those_of_differences(model, lines, critical, start):
     """Sensitivities equal central differences on the same nodes: the envelope formula is exact at frozen nodes."""
     for name, step in (("omega", 0.01), ("lam", 2e-4)):

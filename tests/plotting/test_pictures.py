@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 from types import SimpleNamespace as Namespace
 
 import matplotlib
@@ -630,6 +632,16 @@ def pictured():
 
 def test_every_class_with_a_picture_is_tested():
     assert pictured().keys() == PICTURES.keys()
+
+
+def test_the_page_names_all_panels():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "figures.md").read_text()
+    named = {}
+    for results, panel_names in re.findall(r"^\| (`\w.*?) \| (`.*) \|$", page, re.M):
+        for result in re.findall(r"`([\w.]+)`", results):
+            named[result] = [name for name in re.findall(r"`(\w+)`", panel_names) if name != "Axes"]
+    public = {"counting.Training": "histogram.Training", "finite.Training": "Training"}
+    assert named == {public.get(name, name): panel_names.split() for name, (_, panel_names) in PICTURES.items()}
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -234,3 +234,14 @@ def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
 def test_bad_transition(model, solve, bad):
     with pytest.raises(ta.InputError, match="transition"):
         solve(model, bad)
+
+
+@pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
+def test_a_model_is_refused_before_its_transition_is_searched(solve, monkeypatch):
+    monkeypatch.setattr("tiedattn_jax.rsb.transitions.critical_alpha", lambda model: pytest.fail("searched"))
+    for model, problem in (
+        (ta.dot_product(penalty=ta.L1(0.01)), "must have no penalty"),
+        (ta.dot_product(dtype="float32"), "must be in float64"),
+    ):
+        with pytest.raises(ta.InputError, match=f"model {problem}"):
+            solve(model)

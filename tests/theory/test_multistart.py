@@ -1,5 +1,6 @@
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
@@ -17,6 +18,24 @@ def test_random_starts_find_both_branches(model):
     assert {"semantic", "positional", "mixed"} <= {f.label for f in states}
     losses = [float(f.train_loss) for f in states]
     assert losses == sorted(losses) and states[0].label == "semantic"
+    mixed = next(f for f in states if f.label == "mixed")  # docs/results.md
+    np.testing.assert_allclose(np.abs([mixed.m, mixed.theta]), [0.195, 0.0391], rtol=0.02)
+
+
+def test_a_second_positional_state(model, lines):
+    """Beyond the subcritical pitchfork of the uninformed state a saddle lies between it and the positional minimum."""
+    guess = ta.Overlaps(
+        *(jnp.full((2, 1, 1), v, float) for v in (0.0993, 16.02, 0.0)), 0.1459 * jnp.array([[1.0], [-1.0]])
+    )
+    saddle = ta.solve(model, 3.0, "positional", lines, start=guess, settings=ta.Settings(max_steps=60, warm_steps=0))
+    np.testing.assert_allclose(saddle.m, 0.1459, rtol=0.02)
+    np.testing.assert_allclose(saddle.train_loss, 0.0072699, rtol=5e-4)
+    assert bool(saddle.ok) and saddle.label == "positional"
+    for branch, loss in (("uninformed", 0.0072341), ("positional", 0.0071072)):
+        other = ta.solve(model, 3.0, branch, lines)
+        np.testing.assert_allclose(other.train_loss, loss, rtol=5e-4)
+        assert bool(other.ok) and other.train_loss < saddle.train_loss
+        assert branch != "uninformed" or other.diagnostics.growth_m < 1
 
 
 def reached(model, x, status=0, loss=0.0):

@@ -55,12 +55,35 @@ def test_error_bars_are_honest(model, case):
     assert bool(fp.jumps) == (case is not CASES[0]) and float(fp.diagnostics.unresolved) < 1e-3
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("order", "error"), [(5, 5e-4), (7, 2e-4), (9, 4e-5)])
+def test_errors_of_the_orders(model, order, error):
+    """The docstring of `line_nodes` and the pages on precision and jumps state these errors of order parameters."""
+    nodes, masses = ta.line_nodes(model, order), []
+    for case in CASES:
+        fp = ta.solve(model, case.alpha, case.branch, nodes, start=state(case))
+        names = "q", "V", "m" if case.m else "theta"
+        found, expected = ([abs(getattr(a, name)) for name in names] for a in (fp, case))
+        np.testing.assert_allclose(found, expected, rtol=error)
+        masses.append(float(fp.diagnostics.jump_mass))
+    np.testing.assert_allclose(masses, [0.0, 0.07, 0.03, 0.13, 0.30], atol=0.02)
+
+
+def test_the_loss_moves_with_the_norm_of_the_teacher(model, lines):
+    """A change of 4 % in the norm, the scatter of instances at d = 1000, moves the training loss by 3 to 5 %."""
+    for case in CASES:
+        fp = ta.solve(model.with_teacher(1.04 * model.teacher), case.alpha, case.branch, lines, start=state(case))
+        assert 0.025 < fp.train_loss / case.train_loss - 1 < 0.055
+
+
 def test_absent_branch_is_said_to_be_absent(model, lines):
     """A branch that does not exist is reported absent: the semantic one below the pitchfork at alpha = .72."""
     fp = ta.solve(model, 0.3, "semantic", lines)
     assert not bool(fp.ok)
     positional = ta.solve(model, 0.03, "positional", lines)
     assert int(positional.status) == ta.Status.absent
+    for point in (fp, positional):
+        assert np.isnan([point.train_loss, point.gen_error]).all() and np.isfinite([point.q, point.V]).all()
 
 
 def test_uninformed_branch(solved):

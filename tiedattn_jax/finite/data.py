@@ -297,8 +297,8 @@ class Data(Sample):
     ) -> Data:
         """Make data from raw sentences, in the notation of the paper.
 
-        Exact labels alone are enough for ``train(..., exact=True)``, `train_value` and `linear_baseline`. What needs
-        the teacher's fields then raises an error, and overlaps with the teacher are NaN.
+        Exact labels alone are enough for ``train(..., exact=True)``, `train_value` and `linear_baseline`. Functions
+        that need the teacher's fields then raise an error, and overlaps with the teacher are NaN.
 
         Args:
             inputs: sentences x without their positional encodings. They contain the means of their classes.

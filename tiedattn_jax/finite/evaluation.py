@@ -195,7 +195,7 @@ def heldout_error(
         data: gives the teacher, and the encodings, variances and class means of the law. Its sentences are not used.
         Q: estimate.
         key: random key of the fresh sentences.
-        sentences: number of fresh sentences, rounded up to whole blocks.
+        sentences: number of fresh sentences; above 256 it is rounded up to a multiple of 256.
         exact: whether to average the squared error ``||y - f||_F^2 / (2 d)`` of fully drawn sentences instead of the
             model's `loss`. The `loss` needs the local fields only, which are drawn from their exact Gaussian law.
         W: value matrix, from `train_value`; it implies ``exact=True``.

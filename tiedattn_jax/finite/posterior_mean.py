@@ -112,7 +112,7 @@ def posterior_mean(
 
     Args:
         model: the target and the laws of data and teacher. Its `Model.preimages` say which teacher fields have a label.
-        data: the sentences. Of the teacher's fields only what the labels reveal is used.
+        data: the sentences. The run uses only what the labels reveal of the teacher's fields.
         init: the first Q: "random" for small random entries, "teacher" for the teacher of the data, or an array (d, t).
         steps: largest number of steps.
         tol: relative change of Q below which to stop; smaller values count as 20 times the rounding of the dtype.

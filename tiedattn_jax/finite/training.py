@@ -192,8 +192,8 @@ def train(
             `tiedattn_jax.finite.starts.start`.
         optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. A model with a
             penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In directions where
-            only the ridge determines the weights, gradient descent converges at a rate of ``lambda rate`` a step and is
-            far from a minimum after the published 5000 steps. Use L-BFGS to reach zero gradient.
+            only the ridge determines the weights, gradient descent converges at a rate of ``lambda rate`` a step. It is
+            not at a minimum after the published 5000 steps. Use L-BFGS to reach zero gradient.
         steps: largest number of steps.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.

@@ -128,7 +128,7 @@ def train_value(
     L-BFGS sets the value matrix to its minimum at the weights of every step, see `best_value`. Gradient descent and
     Adam train it together with the weights, starting from the identity.
 
-    There is no theory of a value matrix. Of the other functions only `heldout_error` and `run_instances` with
+    There is no theory of a value matrix. Among the other functions only `heldout_error` and `run_instances` with
     ``theory=False`` support it; message passing does not.
 
     Works under `jit` and under `vmap` over instances. A step takes at least two products of the sentences with W.

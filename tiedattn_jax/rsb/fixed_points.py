@@ -160,6 +160,21 @@ class OneRSBPoint(Result):
         return Description(title, status, rows_of(*self.numbers()), details)
 
 
+def check_breaking(model: Model) -> None:
+    """Refuse a model for which `solve_1rsb` has no equations, or too little precision.
+
+    Raises:
+        InputError: the model is in float32, or has a penalty or classes of tokens.
+    """
+    if model.lam.dtype != jnp.float64:
+        requirement = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
+        raise InputError("model", f"{requirement}, got {model.lam.dtype}")
+    if model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
+    if model.law().sentences is not None:
+        raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
+
+
 def solve_1rsb(
     model: Model,
     alpha: Number,
@@ -201,13 +216,7 @@ def solve_1rsb(
     primals = lax.stop_gradient((model, alpha))
     if not is_concrete(primals):
         raise InputError("model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside jax.jit")
-    if model.lam.dtype != jnp.float64:
-        requirement = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
-        raise InputError("model", f"{requirement}, got {model.lam.dtype}")
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
-    if model.law().sentences is not None:
-        raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
+    check_breaking(model)
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)

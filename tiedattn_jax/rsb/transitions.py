@@ -17,6 +17,7 @@ from ..base.errors import InputError, require_choice, require_kind
 from ..base.printing import Description, with_error
 from ..base.results import Result, Settings, error_bar
 from ..base.types import Number
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
@@ -27,7 +28,7 @@ from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.pool import run_one
 from ..theory.solve import solve_checked
 from ..theory.states import FixedPoint
-from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
+from .fixed_points import ORDER, OneRSBPoint, check_breaking, lines_1rsb, solve_1rsb
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
@@ -214,6 +215,8 @@ def linear_crossing_1rsb(
 def _alpha_c(model: Model, transition: Transition | None) -> Transition:
     """Return the RS alpha_c without derivatives: the caller's, or that of `critical_alpha`."""
     if transition is None:
+        check(model)
+        check_breaking(model)
         transition = critical_alpha(model)
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])

@@ -112,8 +112,8 @@ def solve(
 
     Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
     jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
-    2 on lines of order 5. There the second derivatives of q and m deviate by 10 % from finite differences, and those of
-    the training loss by .6 %.
+    2 on lines of order 5. There the second derivatives of order parameters deviate by up to 10 % from finite
+    differences, and those of the training loss by less than 1 %.
 
     Args:
         model: attention layer and data.
@@ -132,9 +132,9 @@ def solve(
         A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
         it is a fixed point. Its `overlaps` have an axis of tokens first: q and V (L, r, r), theta (L, r, t), m (L, r).
         A branch that does not exist at this alpha has the status `absent`, after searches from two starts; another
-        branch is never returned under its name. An order parameter within its error bar, or a small one in a search
-        that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does not grow
-        from there (concrete numbers only).
+        branch is never returned under its name. An order parameter within two error bars of zero, or a small one in
+        a search that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does
+        not grow from there (concrete numbers only).
 
     Raises:
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
@@ -229,7 +229,7 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
 def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[np.ndarray, " 2"]:
     """Return which of theta and m may be noise.
 
-    If a replicate has not settled, these are the small ones; else those that are within their error bars.
+    If a replicate has not settled, these are the small ones; else those that are within two error bars of zero.
     """
     usable = bool(np.all(states.status <= Status.stalled))
     if np.all(states.status == Status.absent) or (usable and free.sum() != 1):

@@ -1,0 +1,225 @@
+"""Numbers that sentences of the pages and of docstrings state about the code are those of the code.
+
+An entry is a piece of a page, or of the docstring of a public name, written with the numbers of the code. The text has
+to contain it, whatever its line breaks. Numbers in the outputs of programs are the subject of `test_pages.py`.
+"""
+
+import inspect
+import tomllib
+from operator import attrgetter
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.averages import lines, moreau, nodes, sizes
+from tiedattn_jax.base import results, store
+from tiedattn_jax.bayes import nodes as bayes_nodes
+from tiedattn_jax.dynamics import emergence, landscape, sgd, small_start, spans
+from tiedattn_jax.finite import estimate, evaluation, instances, message_passing, sampling, training, value
+from tiedattn_jax.model import overlaps
+from tiedattn_jax.phases import best_places, best_ridge, best_search, trace, transitions
+from tiedattn_jax.plotting import diagrams
+from tiedattn_jax.rsb import clusters, fixed_points as rsb
+from tiedattn_jax.theory import newton, slots, weights
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHON = PROJECT["requires-python"].removeprefix(">=")
+JAX = next(text for text in PROJECT["dependencies"] if text.startswith("jax>")).removeprefix("jax>=")
+WORDS = {3: "three", 4: "four", 6: "six", 8: "eight", 20: "twenty", 100: "a hundred"}
+
+
+def short(number: float) -> str:
+    """A number without the zero before its point."""
+    return f"{number:g}".removeprefix("0") if number else "0"
+
+
+def power(number: float, base: int) -> int:
+    """The exponent of a power."""
+    exponent = round(np.log(number) / np.log(base))
+    assert np.isclose(number, float(base) ** exponent)
+    return exponent
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def default(function: str, argument: str):
+    return inspect.signature(attrgetter(function)(ta)).parameters[argument].default
+
+
+def single(rule: ta.Rule) -> int:
+    """Nodes of a replicate."""
+    assert rule.replicates == sizes.REPLICATES
+    return rule.size
+
+
+def line_row(order: int) -> str:
+    """The row of a table of rules: order, lines, nodes."""
+    size, mark = ta.line_nodes(MODEL, order).size, " (default)" * (order == lines.DEFAULT_ORDER)
+    return f"| {order}{mark} | {size // (order + 15):,} | {size:,} |"
+
+
+MODEL = ta.dot_product()
+BARS = float(ta.error_bar(jnp.array([-1.0, -1.0, 1.0, 1.0]))) / (np.std([-1.0, -1.0, 1.0, 1.0], ddof=1) / 2)
+FOUR = WORDS[sizes.REPLICATES]
+UNRESOLVED = percent(results._UNRESOLVED_SHARE)
+SMALLEST_RTOL = 100 * np.finfo(np.float32).eps
+GRID = ta.default_nodes(MODEL, ta.SIZES["grid"])
+TRAINED, FREED = (default(f"histogram.{name}", "epochs") for name in ("train", "unfreeze"))
+
+PAGES: dict[str, list[str]] = {
+    "README.md": [f"needs Python {PYTHON} and JAX {JAX}, or newer"],
+    "docs/start.md": [
+        f"You need Python {PYTHON} or newer; JAX {JAX} or newer",
+        f"the default of {FOUR} replicates one error bar is {BARS:.2f} standard errors",
+        f"all searches that are waiting, up to {slots.WIDTHS[-1]}. A single state is {FOUR} searches",
+    ],
+    "docs/faq.md": [
+        "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
+        f"searches for its first point at $\\alpha$ from {short(trace.SEARCH[-1])} to {short(trace.SEARCH[0])}",
+        f"More than {UNRESOLVED} of the nodes",
+        f"Below {percent(overlaps.ZERO)} of its largest possible size it counts as zero",
+        f"({short(float(ta.Settings().damping))} is the default",
+        f"and {default('train', 'steps')} steps are not enough",
+        f"`rtol` must be above {SMALLEST_RTOL:.1e}".replace("e-05", "e-5"),
+        "fills half of the memory",
+    ],
+    "docs/howto/own_data.md": [
+        f"takes twice that on an accelerator and {WORDS[sampling._COPIES['cpu']]} times that on a CPU",
+        {1.5: "off by more than half"}[estimate._WARN_RATIO],
+    ],
+    "docs/howto/precision.md": [
+        f"below `Settings.tol`, $10^{{{power(float(ta.Settings().tol), 10)}}}$",
+        f"the solver's tolerance is at least {WORDS[20]} roundings",
+        f"above ${SMALLEST_RTOL * 1e5:.1f} \\times 10^{{-5}}$",
+        f"Use at least {FOUR}",
+    ],
+    "docs/howto/grids.md": [
+        f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.line_nodes(MODEL, 5).size else "another rule",
+        f"as many as fill them, {slots.WIDTHS[-1]} at most",
+        f"whose error bar is above {percent(diagrams._PRECISE)}",
+    ],
+    "docs/howto/simulation.md": [
+        f"lie within {WORDS[instances.FAR]} units of its theory",
+        f"${instances._SCATTER:g} / \\sqrt d$ of the size of the loss",
+        f"${instances._SCATTER_OF_OTHER:g} / \\sqrt d$ for the one that the branch lacks",
+        f"It is not at a minimum after its {default('train', 'steps')} steps",
+        f"needs the memory of {WORDS[value._ARRAYS]} arrays $(n, L, d)$ and {WORDS[value._ARRAYS]} $(d, d)$",
+        f"to show the calls (the paper has {TRAINED})",
+    ],
+    "docs/howto/best_ridge.md": [
+        f"from \\(10^{{{power(best_ridge.RIDGES[0], 10)}}}\\) to {best_ridge.RIDGES[1]:g}",
+        f"takes {WORDS[best_search.PER_DECADE]} values in a factor of ten",
+        f"e^{{\\pm {best_places._OFFSET}}}",
+    ],
+    "docs/howto/penalties.md": [f"students of up to {WORDS[len(weights._ORDERS)]} columns"],
+    "docs/howto/report.md": [f"At its default, $10^{{{power(float(ta.Settings().tol), 10)}}}$"],
+    "docs/howto/trust.md": [
+        f"at most {WORDS[store._INFLATED]} times the size of the file, or {store._SMALL_FILE // 2**20} MiB",
+    ],
+    "docs/theory/potentials.md": [
+        f"Each piece has {weights._ORDERS[0]} Gauss-Legendre nodes",
+        f"with {weights._ORDERS[1]} nodes on each piece of either axis",
+        f"by {short(weights._SPACING[3])} and {short(weights._SPACING[4])},",
+        f"Each piece then has {weights._ORDERS[2]} nodes",
+        f"with $a = {float(ta.Settings().damping)}$",
+        f"is below {percent(newton._ROUGH_RESIDUAL)}",
+    ],
+    "docs/theory/observables.md": [
+        f"independent replicates ({sizes.REPLICATES} by default)",
+        f"it is {BARS:.2f} standard errors",
+    ],
+    "docs/theory/jumps.md": [
+        *map(line_row, (5, 7, 9, 15)),
+        f"sum to one within {percent(lines._WEIGHT_TOLERANCE)}",
+        f"If it is above {UNRESOLVED}",
+        f"1 / (1 + ({nodes._JUMPS:g}\\, p / b^2)^2)",
+    ],
+    "docs/theory/finite_size.md": [
+        f"During the first {message_passing._BURN_IN} steps",
+        f"This share starts at {message_passing._FIRST_DAMPING}",
+        f"the paper's rate {training.RATES['gd']}",
+        f"after the published {default('train', 'steps')} steps",
+    ],
+    "docs/theory/dynamics.md": [
+        {0.1: "is a tenth of"}[inspect.signature(ta.Emergence.time).parameters["share"].default]
+    ],
+    "docs/results.md": [
+        f"{FOUR.replace('four', '4')} replicates of {ta.line_nodes(MODEL).size:,} nodes on",
+        f"of {TRAINED} epochs of Adam followed by {FREED} epochs of SGD",
+    ],
+    "docs/benchmarks.md": [f"Hessians of more than {WORDS[moreau._MAX_COLUMNS]} fields column by column"],
+    "docs/symbols.md": [
+        *(f"| {int(status)} | {ta.Status.name_of(status).partition(' at ')[0]} |" for status in ta.Status),
+        f"more than {UNRESOLVED} of the nodes",
+    ],
+    "docs/api.md": [
+        ", ".join(f"`{name}`" for name in [*ta.SIZES][:-1]) + f" and `{[*ta.SIZES][-1]}`",
+        ", ".join(f"`{name}`" for name in ta.REGIONS),
+    ],
+}
+DOCSTRINGS: dict[str, list[str]] = {
+    "bayes": [f"else 2^{power(bayes_nodes._NODES, 2)} Sobol points"],
+    "landscape": [f"by default 2^{power(landscape._NODES, 2)} Sobol points"],
+    "landscape_map": [f"by default 2^{power(landscape._MAP_NODES, 2)} Sobol points"],
+    "population": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
+    "small_start": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
+    "Separation.status": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],
+    "sgd": [
+        f"else 2^{power(sgd._NODES, 2)} Sobol points",
+        f"If it exceeds 1e{power(sgd._TOL, 10)} the steps are doubled",
+        f"there are {WORDS[sgd._TRACED]} between two points",
+    ],
+    "emergence": [
+        f"else 2^{power(emergence._NODES, 2)} Sobol points",
+        f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
+    ],
+    "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
+    "run_instances": [f"`default_nodes` of 2^{power(ta.SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
+    "solve_1rsb": [
+        f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
+        f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",
+    ],
+    "line_nodes": [f"a line more than {lines._MAX_POINTS}", f"more than 2^{power(lines.MAX_NODES, 2)} nodes"],
+    "Diagnostics": [f"Above {UNRESOLVED} the status is `unresolved`"],
+    "gamp": [f"It starts at {short(message_passing._FIRST_DAMPING)}"],
+    "train": [
+        f"the paper's {short(training.RATES['gd'])} for gradient descent, {short(training.RATES['adam'])} for Adam, "
+        f"and {training.RATES['lbfgs']:g} for L-BFGS",
+        f"after the published {default('train', 'steps')} steps",
+    ],
+}
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages(page):
+    text = words((ROOT / page).read_text())
+    assert [piece for piece in PAGES[page] if words(piece) not in text] == []
+
+
+@pytest.mark.parametrize("name", DOCSTRINGS)
+def test_docstrings(name):
+    text = words(attrgetter(name)(ta).__doc__)
+    assert [piece for piece in DOCSTRINGS[name] if words(piece) not in text] == []
+
+
+def test_extras():
+    """The first page has a row for each extra but `test`, which `dev` contains."""
+    start = (ROOT / "docs" / "start.md").read_text()
+    assert {name for name in PROJECT["optional-dependencies"] if f"| `.[{name}]` |" not in start} == {"test"}
+
+
+def test_events():
+    """The tables of events name all of them."""
+    for page in ("api.md", "theory/observables.md"):
+        text = (ROOT / "docs" / page).read_text()
+        assert [name for name in ta.EVENTS if f"`{name}`" not in text and f'`"{name}"`' not in text] == []
