@@ -22,7 +22,7 @@ SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 def test_numbers_with_error_bars():
     assert with_error(1.251537, 0.000123) == "1.25154(12)"
     assert with_error(1.251537) == "1.25154" == with_error(1.251537, math.inf) == with_error(1.251537, 0.0)
-    assert with_error(-12.3, 4.56) == "-12.3(46)"
+    assert with_error(-12.3, 4.56) == "-12.3(46)" and with_error(-0.004, 0.12) == "0.00(12)"
     assert with_error(0.00024622, 4.9e-7) == "0.00024622(49)"
     assert with_error(-3.14e-7, 1.4e-8) == "-3.14(14)e-7" and with_error(0.0, 2e-9) == "0.0(20)e-9"
     assert with_error(2.0, 0.0996) == "2.00(10)" and with_error(2.0, 0.0994) == "2.000(99)"

@@ -1,6 +1,7 @@
 """Behaviour shared by all subcommands: bad input prints one line and gives exit code 2, an interrupt leaves nothing."""
 
 import errno
+import io
 import json
 import math
 import os
@@ -89,6 +90,19 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert json.loads(capsys.readouterr().out) == numbers
     monkeypatch.setattr(solve, "run", lambda args: report._replace(ok=False))
     assert main(["solve"]) == 1 and capsys.readouterr().out == "in words\n"
+
+
+def test_a_reader_that_has_seen_enough(report, monkeypatch, tmp_path):
+    """`tiedattn solve | head -3` ends like `tiedattn solve`, not with a traceback."""
+
+    class Closed(io.FileIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with Closed(tmp_path / "pipe", "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["solve"]) == 0
+        assert os.path.samestat(os.fstat(pipe.fileno()), os.stat(os.devnull))
 
 
 def test_the_averages_that_were_used_are_told(capsys, monkeypatch, report, lines):

@@ -8,6 +8,7 @@ from jax.extend.core import jaxprs_in_params
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
+from tiedattn_jax.finite.on_demand import sample_on_demand
 from tiedattn_jax.finite.sampling import raw_labels, sample_data
 from tiedattn_jax.finite.training import risk, train
 
@@ -94,10 +95,23 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
 def test_the_published_steps_do_not_end_at_a_minimum():
     model = ta.dot_product()
     data = ta.sample_data(model, 100, 1.0, jax.random.key(0))
-    published = ta.train(model, data, "semantic")
+    published = ta.train(model, data, "semantic", optimizer="gd")
     minimum = ta.train(model, data, published.Q, optimizer="lbfgs")
     assert int(published.status) == ta.Status.max_steps and int(minimum.status) == ta.Status.converged
     assert 1e-3 < jnp.linalg.norm(published.Q - minimum.Q) / jnp.linalg.norm(minimum.Q) < 0.2
+
+
+def test_the_default_optimiser(model, data):
+    """It ends at a minimum; gradient descent is for what has no line search, and for those who give a rate."""
+
+    def same(options, others, sentences=data, of=model):
+        first, second = (train(of, sentences, "semantic", steps=4, **o) for o in (options, others))
+        return bool(jnp.all(first.Q == second.Q))
+
+    drawn, penalised = sample_on_demand(model, 60, 1.0, jax.random.key(0)), ta.dot_product(penalty=ta.L1(0.01))
+    assert same({}, {"optimizer": "lbfgs"}) and not same({}, {"optimizer": "gd"})
+    assert same({"rate": 0.1}, {"optimizer": "gd", "rate": 0.1})
+    assert same({}, {"optimizer": "gd"}, drawn) and same({}, {"optimizer": "gd"}, of=penalised)
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])

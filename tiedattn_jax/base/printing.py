@@ -180,7 +180,7 @@ def with_error(value: Number, error: Number = 0.0) -> str:
     if power < _LEAST_POWER:
         return f"{with_error(value / 10.0**power, error / 10.0**power)}e{power}"
     digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
-    return f"{value:.{digits}f}({round(error * 10**digits)})"
+    return f"{value:z.{digits}f}({round(error * 10**digits)})"
 
 
 def by_token(values: Numbers, *others: Numbers) -> list[Shaped[Any, "..."]]:

@@ -71,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tiedattn: a defect of the program: {type(defect).__name__}: {first_line}", file=sys.stderr)
         print("tiedattn: TIEDATTN_TRACEBACK=1 before the same call shows where, for a report", file=sys.stderr)
         return 70
-    print(json.dumps(report.numbers) if args.json else report.text)
+    try:
+        print(json.dumps(report.numbers) if args.json else report.text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; nothing may be left to write at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.ok else 1
 
 

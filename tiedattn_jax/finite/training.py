@@ -170,7 +170,7 @@ def train(
     data: Sample,
     init: str | Real[AnyArray, "d r"] = "semantic",
     *,
-    optimizer: str = "gd",
+    optimizer: str | None = None,
     steps: int = 5000,
     rate: Number | None = None,
     tol: Number = 1e-10,
@@ -190,10 +190,11 @@ def train(
             L-BFGS nor exact labels.
         init: "semantic", "positional", "random", "spectral", or an array (d, r); see
             `tiedattn_jax.finite.starts.start`.
-        optimizer: "gd", plain gradient descent; "adam"; or "lbfgs", L-BFGS with a zoom line search. A model with a
-            penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In directions where
-            only the ridge determines the weights, gradient descent converges at a rate of ``lambda rate`` a step. It is
-            not at a minimum after the published 5000 steps. Use L-BFGS to reach zero gradient.
+        optimizer: "lbfgs", L-BFGS with a zoom line search; "gd", plain gradient descent; or "adam". The default is
+            L-BFGS, and gradient descent with a penalty, with sentences drawn on demand, or if a rate is given. A model
+            with a penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In
+            directions where only the ridge determines the weights, gradient descent converges at a rate of ``lambda
+            rate`` a step and is not at a minimum after the paper's 5000 steps.
         steps: largest number of steps.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.
@@ -210,6 +211,9 @@ def train(
     """
     Q = start(model, data, init, key, scale)
     exact = as_flag(exact, "exact")
+    if optimizer is None:
+        has_line_search = model.penalty is None and isinstance(data, Data) and rate is None
+        optimizer = "lbfgs" if has_line_search else "gd"
     options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if optimizer == "lbfgs":
         data.stored("for L-BFGS, whose line search needs further products")

@@ -193,7 +193,7 @@ class FixedPoint(Result):
         mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
         meaning = "the share of the jumps" if share <= 100 else "whose rest is negative, from the jumps"
         details += [
-            ("replicon", f"{mean['replicon']:.2f}", f"below 1: stable{caveat}"),
+            ("replicon", with_error(mean["replicon"], bars["replicon"]), f"below 1: stable{caveat}"),
             ("jump mass", f"{mass}%", f"of Vhat, {meaning} of the proximal operator"),
         ]
         if not np.isnan(mean["rs_error"]):
