@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +130,13 @@ def test_a_hard_phase_is_named():
     assert hard.hard and float(jnp.min(hard.q)) == pytest.approx(1) and "hard phase" in str(hard)
     assert 0.3 < overlap(retrieval, 1.1, start="uninformed") < 0.9
     assert not ta.bayes(retrieval, 1.2).hard
+
+
+@pytest.mark.parametrize("part", [lambda p: p.replicates.status, lambda p: p.other.status], ids=["state", "other"])
+def test_a_failure_of_either_start_is_told(model, part):
+    point = ta.bayes(model, 0.4)
+    failed = eqx.tree_at(part, point, part(point).at[1].set(ta.Status.max_steps))
+    assert point.ok and not failed.ok and failed.status_name == "max steps"
 
 
 def test_omega_mixing_and_ridge_do_not_matter(model):
