@@ -96,7 +96,9 @@ def test_the_weight_of_a_sheet_expands_its_exponent(model):
         return -0.5 * jnp.sum(xi**2, 0) - S * law.follow(low, xi)[1]
 
     slope = np.array([exponent(e) - exponent(-e) for e in eye]) / (2 * step)
-    bend = np.array([[exponent(a + b) + exponent(-a - b) - exponent(a - b) - exponent(b - a) for a in eye] for b in eye])
+    bend = np.array(
+        [[exponent(a + b) + exponent(-a - b) - exponent(a - b) - exponent(b - a) for a in eye] for b in eye]
+    )
     precision = -np.moveaxis(bend / (4 * step**2), -1, 0)
     values = np.linalg.eigvalsh(precision)
     exact = values[:, 0] > 0.35  # smaller curvatures are raised
