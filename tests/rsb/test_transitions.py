@@ -121,6 +121,13 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     np.testing.assert_allclose(gradient.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     with pytest.raises(TypeError, match="first derivatives only"):
         jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+    # Replicates that differ have the same mean, and an error bar beside that of the RS theory.
+    scatter = jnp.array([-0.05, 0.05])
+    by_sigma["positional"] += scatter
+    scattered = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    np.testing.assert_allclose(scattered.sensitivities.sigma, shifted.sensitivities.sigma, rtol=1e-12)
+    bar = np.hypot(0.02, ta.error_bar(scatter) / (2 * alpha))
+    np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
 
 
 _LIFT = 3e-3

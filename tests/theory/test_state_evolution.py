@@ -95,6 +95,14 @@ def test_starts_by_name(setting):
     np.testing.assert_allclose(path.history.m[0], [[0.25], [-0.25]], atol=0.01)
 
 
+def test_a_branch_holds_its_zeros_from_the_start(setting):
+    model, nodes = setting
+    held, zero = (
+        ta.state_evolution(model, 2.0, start_of(theta), 5, branch="positional", nodes=nodes) for theta in (0.1, 0.0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, held.history, zero.history)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
