@@ -66,6 +66,13 @@ def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
     assert isotropic.shape == model.shape and isotropic.sigma is None and "sigma" not in repr(isotropic)
 
 
+def test_covariances_whose_sum_is_isotropic_have_one_basis():
+    """The sum of these two says nothing of their eigenvectors."""
+    basis, values = np.array([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5, np.array([[1.0, 2.0], [2.0, 1.0]])
+    law = ta.SpectralLaw.from_matrices(basis @ (values[:, :, None] * basis.T), 0.5 * np.eye(2), np.ones((2, 1)))
+    np.testing.assert_allclose(sorted(law.gamma.tolist()), values.T[np.argsort(values[0])], rtol=1e-12)
+
+
 def test_samples_and_their_weights():
     gamma, tau, pi = RNG.uniform(0.1, 1, (5, 2)), RNG.standard_normal((5, 2)), RNG.standard_normal((5, 1))
     shares = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
