@@ -54,6 +54,16 @@ def test_a_state_without_breaking_says_that_rs_is_exact():
     assert wide.broken and not point.broken and "exact" not in str(wide)
 
 
+def test_energy_and_complexity_of_a_loss():
+    """For the loss 1 - .2 / s, the energy d (s loss) / ds is one, and the complexity s^2 d loss / ds is .2."""
+    s = jnp.array([2.0, 5.0])
+    numbers = s, 1 - 0.2 / s, 0.2 / s
+    state = eqx.tree_at(lambda b: (b.s, b.train_loss, b.loss_by_log_s), _state([0, 0], 1.0), numbers)
+    point = ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+    np.testing.assert_allclose([point.energy, point.complexity], [1.0, 0.2], rtol=1e-12)
+    np.testing.assert_allclose([state.energy, state.complexity], [[1.0] * 2, [0.2] * 2], rtol=1e-12)
+
+
 def test_shift_is_elevation_over_slope(transition, monkeypatch):
     """The shift of alpha_c is minus elevation over slope.
 
