@@ -1,11 +1,27 @@
 """Statuses, what counts as a state, and the error bar."""
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import classify, error_bar, has_state, mean_of_existing, quorum
+from tiedattn_jax.base.printing import Description
+from tiedattn_jax.base.results import Replicated, classify, error_bar, has_state, mean_of_existing, quorum
+
+
+class Replicates(eqx.Module):
+    status: jax.Array
+
+
+class Outcome(Replicated):
+    batch_probe = "alpha", 0
+    alpha: jax.Array
+    replicates: Replicates
+
+    def describe(self):
+        return Description(self.status_name)
 
 
 def test_error_bars_cover():
@@ -57,6 +73,12 @@ def test_means_are_of_the_replicates_that_have_a_state():
     values = jnp.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
     np.testing.assert_allclose(mean_of_existing(values, jnp.array([True, True, False])), [2.0, 3.0])
     assert np.isnan(mean_of_existing(values, jnp.zeros(3, bool))[1])
+
+
+@pytest.mark.parametrize("status", ta.Status)
+def test_one_bad_replicate_spoils_its_lane_and_no_other(status):
+    result = Outcome(jnp.zeros(2), Replicates(jnp.array([[0, status, 0], [0, 0, 0]])))
+    assert result.status.tolist() == [status, 0] and result.ok.tolist() == [status in (0, 1), True]
 
 
 def test_names():

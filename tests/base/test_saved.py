@@ -14,6 +14,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.saved import pack
 from tiedattn_jax.base.store import packed
+from tiedattn_jax.finite.diagnosis import Diagnosis, Finding
 from tiedattn_jax.theory.states import number_shapes
 
 
@@ -25,7 +26,7 @@ class Weighted(ta.DotProduct):
 
 KINDS = (
     "state", "transition", "transition without sensitivities", "curve", "boundary", "diagram", "average",
-    "model of the user's", "model with a penalty",
+    "model of the user's", "model with a penalty", "diagnosis of named tuples",
 )  # fmt: skip
 
 
@@ -49,6 +50,7 @@ def results():
         "average": ta.Average(jnp.array(1.0), jnp.array(0.1)),
         "model of the user's": Weighted(**vars(ta.dot_product()), weight=jnp.ones(3)),
         "model with a penalty": ta.dot_product(penalty=ta.L1(0.1)),
+        "diagnosis of named tuples": Diagnosis(*[Finding(1.0, np.inf, False, "none is repeated")] * 7),
     }
 
 

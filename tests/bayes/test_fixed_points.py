@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,6 +117,19 @@ def test_derivatives(model):
     assert np.all(np.abs(jnp.stack([jax.grad(error, 1)(0.5, a) for a in (0.1, 0.8)])) < 1e-10)
 
 
+def test_a_teacher_of_two_columns_is_resolved_as_far_as_the_grid_of_angles():
+    """Steps stay where conjugates are positive definite; V below (2 spacing)^2 rho is not resolved."""
+    model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
+    nodes = ta.sobol_nodes(ta.posterior_pair(model), 2**5, replicates=2)
+    for alpha, expected in ((0.3, [False, False]), (0.4, [True, True])):
+        states = ta.bayes(model, alpha, nodes=nodes, start="uninformed").replicates
+        assert np.all(np.isfinite(states.q)) and np.all(np.linalg.eigvalsh(states.conjugates) > 0)
+        least = np.linalg.eigvalsh(states.V).min((-2, -1))
+        coarse = least < (2 * 2 * np.pi / 128) ** 2 * SIGMA_SQUARE
+        assert coarse.tolist() == expected and np.max(least) > 1e-3 * SIGMA_SQUARE
+        np.testing.assert_array_equal(states.status, np.where(coarse, ta.Status.unresolved, ta.Status.converged))
+
+
 def test_many_alphas(model):
     alphas = jnp.array([0.1, 0.4, 0.8])
     together = jax.jit(jax.vmap(lambda alpha: ta.bayes(model, alpha).gen_error))(alphas)
@@ -129,6 +143,13 @@ def test_a_hard_phase_is_named():
     assert hard.hard and float(jnp.min(hard.q)) == pytest.approx(1) and "hard phase" in str(hard)
     assert 0.3 < overlap(retrieval, 1.1, start="uninformed") < 0.9
     assert not ta.bayes(retrieval, 1.2).hard
+
+
+@pytest.mark.parametrize("part", [lambda p: p.replicates.status, lambda p: p.other.status], ids=["state", "other"])
+def test_a_failure_of_either_start_is_told(model, part):
+    point = ta.bayes(model, 0.4)
+    failed = eqx.tree_at(part, point, part(point).at[1].set(ta.Status.max_steps))
+    assert point.ok and not failed.ok and failed.status_name == "max steps"
 
 
 def test_omega_mixing_and_ridge_do_not_matter(model):

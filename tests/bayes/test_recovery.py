@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +56,12 @@ def test_perfect_recovery(model):
     assert (float(one.alpha), float(one.algorithmic)) == (1.0, pytest.approx(1.12845, abs=1e-4))
     assert float(ta.weak_recovery(retrieval).alpha) == pytest.approx(0.5)
     assert float(ta.bayes(model, 0.49).gen_error) > 1e-5 > float(ta.bayes(model, 0.51).gen_error)
+
+
+@pytest.mark.parametrize("alpha", [np.inf, np.nan])
+def test_an_alpha_that_is_not_finite_is_no_threshold(model, alpha):
+    threshold = eqx.tree_at(lambda t: t.alpha, ta.weak_recovery(model), jnp.asarray(alpha))
+    assert threshold.status_name == "absent" and not threshold.ok and "not finite" in threshold.reason
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.1, 0.0), (0.3, 0.38702), (0.75, 0.70964), (1.25, 0.81796)])

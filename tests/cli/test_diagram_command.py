@@ -64,6 +64,8 @@ def test_other_axes(capsys, monkeypatch):
     assert arguments["x"][0] == "alpha" and arguments["alpha"] is None
     np.testing.assert_allclose(arguments["x"][1], np.linspace(0.1, 2, 25))
     np.testing.assert_allclose(arguments["y"][1], np.linspace(0.02, 0.5, 25))
+    assert main(["diagram", "--alpha", "1", "--nodes", "1024"]) == 130
+    assert arguments["alpha"] == 1.0  # which `phase_diagram` refuses, because alpha is an axis
 
 
 def test_progress(capsys, monkeypatch):

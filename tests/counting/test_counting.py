@@ -13,6 +13,7 @@ import pytest
 from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.results import Status
+from tiedattn_jax.counting import training as training_module
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -75,6 +76,13 @@ def test_duplicates_are_dropped_and_no_sequence_is_in_both_parts(data):
     parts = [set(map(tuple, np.asarray(part).tolist())) for part in (data.train, data.test)]
     assert [len(p) for p in parts] == [170, 73] == [len(data.train), len(data.test)]
     assert parts[0] | parts[1] == set(itertools.product(range(3), repeat=5))
+
+
+def test_examples_go_from_the_median_to_the_most_repetitions(data):
+    repetitions = np.sort(np.sum(task.counts(data.test), 1))
+    shown = np.sum(task.counts(data.examples(5)), 1)
+    assert (shown[0], shown[-1]) == (repetitions[(len(repetitions) - 1) // 2], repetitions[-1])
+    assert np.all(np.diff(shown) >= 0)
 
 
 def test_counts(data):
@@ -207,6 +215,16 @@ def test_every_sequence_once_and_a_small_last_batch(data, keys):
     nearest = [int(np.argmin(np.abs(np.array(candidates) - value))) for value in trained.history.train_loss[0]]
     np.testing.assert_allclose(trained.history.train_loss[0], np.array(candidates)[nearest], rtol=1e-9)
     assert len(set(nearest)) > 1  # the order differs between epochs
+
+
+def test_a_run_draws_everything_from_keys_of_its_own(data, keys, frozen, monkeypatch):
+    """Start and order of `train`, noise and order of `unfreeze`: `unfreeze` may be given the keys of `train`."""
+    used, roles = [], training_module.roles
+    monkeypatch.setattr(training_module, "roles", lambda keys, *names: used.extend(names) or roles(keys, *names))
+    task.unfreeze(keys, task.train(keys, data, PAIR, epochs=1, **SIZES), data, epochs=1)
+    assert len(used) == len(set(used)) == 4
+    drawn = np.concatenate([jax.random.key_data(k) for k in roles(keys, *used)])
+    assert len(np.unique(drawn, axis=0)) == 4 * len(keys)
 
 
 def test_frozen_weights_stay_zero_and_all_others_move(frozen, free):

@@ -66,6 +66,9 @@ def test_times_of_emergence():
     growth = float(path.mean.growth_encodings[-1])
     np.testing.assert_allclose(large.t - small.t, np.log(10) / (2 * growth), rtol=0.03)
     assert small.ok and small.event == "encodings above 0.1 of tr R" and 10 < small.t < large.t < 120
+    # A share of tr R, not of one, is reached there.
+    variance, size = (np.interp(large.t, path.t, a) for a in (path.mean.encodings, path.mean.R[:, 0, 0]))
+    np.testing.assert_allclose(variance / 1e4, 0.1 * size, rtol=0.05)
     assert path.time("teacher", 1e4).status_name == "absent"
     step = 1e-3
     difference = (path_at(1 + step).time("encodings", 1e3).t - path_at(1 - step).time("encodings", 1e3).t) / (2 * step)

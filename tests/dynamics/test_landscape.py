@@ -1,8 +1,10 @@
 """Labels of the population risk against reference numbers, minima, and finite differences."""
 
 import dataclasses
+import importlib
 import json
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,23 @@ def test_ridge(model):
     np.testing.assert_allclose(start.teacher / alpha, -point.mean.slope_semantic, rtol=1e-2)
     one = ta.landscape(model, 0.0)
     assert not bool(one.mean.curvature_positional > 0) and int(one.label) < 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("failing", ["semantic", "positional"])
+def test_a_failure_of_either_candidate_is_told(model, monkeypatch, failing):
+    """A candidate that is absent is the origin, and no failure."""
+    outcome = {}
+
+    def population(model, kappa, name, nodes=None):
+        point = ta.population(model, kappa, name, nodes=nodes)
+        status = outcome["status"] if name == failing else ta.Status.converged
+        return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, status))
+
+    monkeypatch.setattr(importlib.import_module("tiedattn_jax.dynamics.landscape"), "population", population)
+    for status, name in ((ta.Status.max_steps, "max steps"), (ta.Status.absent, "converged")):
+        outcome["status"] = status
+        assert ta.landscape(model, 0.005).status_name == name
 
 
 def test_map(nodes):

@@ -63,6 +63,17 @@ def test_every_kind_is_told(kind, model):
     assert ("agree" in str(result).splitlines()[0]) == result.ok
 
 
+@pytest.mark.parametrize("kind", [k for k, flags in KINDS.items() if "correlation" not in flags])
+def test_the_worst_position_counts(kind, model):
+    """A kind of sentences is told by one of the positions, the first or the second, from the same numbers."""
+    x, rng = made(kind, np.random.default_rng(3)), np.random.default_rng(4)
+    x = jnp.stack([x[:, 0], made("Gaussian", rng)[:, 1]], 1)
+    first, second = (ta.diagnose(model, ta.Data.from_sentences(a, a)) for a in (x, x[:, ::-1]))
+    assert first.flagged == second.flagged == KINDS[kind], str(first)
+    for a, b in zip(vars(first).values(), vars(second).values(), strict=True):
+        np.testing.assert_allclose(a[:2], b[:2], rtol=1e-9)
+
+
 def test_values(model):
     """The numbers are those of the laws."""
     rng = np.random.default_rng(4)

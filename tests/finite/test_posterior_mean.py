@@ -29,6 +29,16 @@ def test_message_passing_reaches_the_optimal_overlap():
     assert np.mean(ratios) == pytest.approx(1, abs=0.06)
 
 
+def test_a_random_start_is_that_of_its_key(model):
+    data = ta.sample_data(model, d=40, alpha=1.0, key=jax.random.key(0))
+
+    def first(**options):
+        return np.asarray(ta.posterior_mean(model, data, steps=1, **options).history[0])
+
+    np.testing.assert_array_equal(first(), first(key=jax.random.key(0)))
+    assert np.all(first() != first(key=jax.random.key(1)))
+
+
 def test_exact_labels_give_the_teacher(model):
     model, data = instance(model, 300, 1.0, 0)
     estimate = ta.posterior_mean(model, data)

@@ -66,6 +66,13 @@ def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
     assert isotropic.shape == model.shape and isotropic.sigma is None and "sigma" not in repr(isotropic)
 
 
+def test_covariances_whose_sum_is_isotropic_have_one_basis():
+    """The sum of these two says nothing of their eigenvectors."""
+    basis, values = np.array([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5, np.array([[1.0, 2.0], [2.0, 1.0]])
+    law = ta.SpectralLaw.from_matrices(basis @ (values[:, :, None] * basis.T), 0.5 * np.eye(2), np.ones((2, 1)))
+    np.testing.assert_allclose(sorted(law.gamma.tolist()), values.T[np.argsort(values[0])], rtol=1e-12)
+
+
 def test_samples_and_their_weights():
     gamma, tau, pi = RNG.uniform(0.1, 1, (5, 2)), RNG.standard_normal((5, 2)), RNG.standard_normal((5, 1))
     shares = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
@@ -85,6 +92,12 @@ def test_a_teacher_of_another_norm(on_matrices):
     original_gram = TEACHER.T @ TEACHER / D
     unchanged = on_matrices.with_teacher(jnp.asarray(original_gram))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), unchanged, on_matrices)
+    # All that is linear in the teacher grows with it, and all that is quadratic grows twice as fast.
+    before = eqx.tree_at(lambda s: s.pi_mean, on_matrices.law(), 0.1 * TEACHER, is_leaf=lambda a: a is None)
+    after = before.with_teacher(4 * jnp.asarray(original_gram))
+    for name in ("weights", "gamma", "tau", "pi", "cross", "pi_mean"):
+        factor = {"pi": 4, "cross": 2, "pi_mean": 2}.get(name, 1)
+        np.testing.assert_allclose(getattr(after, name), factor * getattr(before, name), rtol=1e-9, atol=1e-12)
 
 
 def test_the_loss_weighs_tokens_by_their_trace(on_matrices):

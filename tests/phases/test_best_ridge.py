@@ -13,7 +13,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import best_places as places_module
-from tiedattn_jax.phases.best_places import Optimum
+from tiedattn_jax.phases.best_places import Optimum, Sample
 from tiedattn_jax.phases.best_ridge import prepared_search
 from tiedattn_jax.phases.best_search import Place, Walk, places_of
 from tiedattn_jax.plotting.style import COLOURS
@@ -175,6 +175,28 @@ def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, ex
     place = Place(1, -5.0, 1.0, 1.0, kind, -9.0, -5.0, (-5.0,))
     result = made.answer_path(places_module._located(task, walks, place), None)
     assert result.kind == expected
+
+
+def test_minima_of_parabolas(model, lines, semantic_states, monkeypatch):
+    """Errors a + c (x - b - 2 p)^2 / 2 + 3 p have their minimum at b, and it moves with the other number p.
+
+    Every replicate has its own a, b and c, which all must come back, and the derivatives 2 and 3 in p.
+    """
+    a, b, c = np.array([1.0, 1.2, 0.9, 1.1]), np.array([-5.0, -5.1, -4.9, -4.8]), np.array([0.5, 1.0, 2.0, 1.5])
+
+    def sample(task, branch, x, overlaps, coarse=False):
+        slope = c * (x - b)
+        return made.finished_path(Sample(x, semantic_states, a + slope * (x - b) / 2, slope, [3 - 2 * slope]))
+
+    monkeypatch.setattr(places_module, "_sample", sample)
+    task = prepared_search(model, "semantic", lines, "lam", (1e-4, 1.0), None)
+    overlaps = jax.tree.map(lambda a: a[0], semantic_states.overlaps)
+    start = walk("semantic", X, np.ones_like, np.zeros_like)._replace(overlaps=[overlaps] * X.size)
+    place = Place(0, -6.0, 1.0, 1.0, "inside", -9.0, 0.0, ())
+    found = made.answer_path(places_module._located(task, [start], place), None)
+    assert found.converged and found.kind == "inside"
+    numbers = found.x, found.error, *found.x_rates, *found.error_rates
+    np.testing.assert_allclose(numbers, [b, a, np.full(4, 2.0), np.full(4, 3.0)], rtol=1e-12)
 
 
 def test_places_without_states():

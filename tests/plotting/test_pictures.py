@@ -514,7 +514,7 @@ def test_instances():
 def trajectory():
     t = np.array([0.0, 1.0, 2.0])
     numbers = Namespace(R=np.full((3, 2, 2), 2.0), along_teacher=t, along_encodings=4 * t, risk=3 + t, gen_error=1 + t)
-    bars = Namespace(risk=0.1 * t, gen_error=0.1 * t)
+    bars = Namespace(risk=0.1 * t, gen_error=0.2 * t)
     return Namespace(t=t, mean=numbers, stderr=bars)
 
 
@@ -528,6 +528,11 @@ def test_trajectory():
     np.testing.assert_allclose(drawn["along the encodings"], 2 * np.sqrt(t))
     np.testing.assert_allclose(next(iter(drawn.values())), 2.0)
     assert {line.get_label() for line in losses.lines} == {"risk", LABELS["gen_error"]} and len(losses.collections) == 2
+    for curve, band, name in zip(losses.lines, losses.collections, ("risk", "gen_error"), strict=True):
+        mean, bar = getattr(drawn_path.mean, name), getattr(drawn_path.stderr, name)
+        np.testing.assert_allclose(curve.get_ydata(), mean)
+        heights = band.get_paths()[0].vertices[:, 1]
+        np.testing.assert_allclose([heights.min(), heights.max()], [np.min(mean - 2 * bar), np.max(mean + 2 * bar)])
     with pytest.raises(ta.InputError, match="one trajectory"):
         trajectory_figure(Namespace(t=t[None], mean=drawn_path.mean, stderr=drawn_path.stderr))
 

@@ -12,6 +12,7 @@ from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.linalg import apply
 from tiedattn_jax.rsb import cluster_jumps as cluster_jumps_module, clusters
+from tiedattn_jax.rsb.cluster_law import ClusterLaw
 from tiedattn_jax.theory.potentials import stationary
 
 S = 700.0
@@ -81,6 +82,32 @@ def test_against_dense_quadrature(model, s):
     assert np.any(minima.breaks) and not np.all(minima.breaks)
     value = _tilted(model, H, V, SPREAD, s, minima)
     assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
+
+
+def test_the_weight_of_a_sheet_expands_its_exponent(model):
+    """Differences of -|xi|^2 / 2 - s E on the sheet say where its maximum is, and how it bends there."""
+    law, step, eye = ClusterLaw(model, V, SPREAD, H, Y), 0.01, np.eye(2)
+    low = law.search(jnp.zeros((2, H.shape[-1]))).z
+    weight = law.weight_of(low, jnp.asarray(S))
+
+    @jax.jit
+    def exponent(xi):
+        xi = jnp.tile(step * xi[:, None], H.shape[-1])
+        return -0.5 * jnp.sum(xi**2, 0) - S * law.follow(low, xi)[1]
+
+    slope = np.array([exponent(e) - exponent(-e) for e in eye]) / (2 * step)
+    bend = np.array(
+        [[exponent(a + b) + exponent(-a - b) - exponent(a - b) - exponent(b - a) for a in eye] for b in eye]
+    )
+    precision = -np.moveaxis(bend / (4 * step**2), -1, 0)
+    values = np.linalg.eigvalsh(precision)
+    exact = values[:, 0] > 0.35  # smaller curvatures are raised
+    assert exact.sum() >= 5
+    root, centre = np.moveaxis(np.asarray(weight.inverse_root), -1, 0), np.asarray(weight.centre).T
+    np.testing.assert_allclose((root @ root)[exact], precision[exact], rtol=1e-2, atol=1e-2)
+    expected = np.linalg.solve(precision, slope.T[..., None])[..., 0]
+    np.testing.assert_allclose(centre[exact], expected[exact], rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(weight.log_det[exact], -0.5 * np.log(values).sum(1)[exact], atol=1e-2)
 
 
 def test_a_flip_of_the_student_changes_nothing(model, minima):

@@ -356,6 +356,17 @@ def test_a_group_of_fields_may_be_empty():
         assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
 
 
+@pytest.mark.parametrize("size", [5, 128, 130])
+def test_blocks_hold_every_field_once(size):
+    """What fills up the last blocks has no weight."""
+    h, weight = jnp.arange(2.0 * size).reshape(2, 1, size), 1.0 + jnp.arange(size)
+    blocks = _in_blocks(Outer(h, h, weight, weight), 4)
+    assert blocks.weight.shape == (32 * -(-size // 128), 4)
+    filled = np.asarray(blocks.weight).ravel()
+    np.testing.assert_array_equal(filled, np.append(weight, np.zeros(filled.size - size)))
+    np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])
 def test_where_a_search_starts(solved, mass, without):
     """A search starts with the response without jumps in clusters, which take 1.2 times the rest of the response.

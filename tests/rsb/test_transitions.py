@@ -54,6 +54,16 @@ def test_a_state_without_breaking_says_that_rs_is_exact():
     assert wide.broken and not point.broken and "exact" not in str(wide)
 
 
+def test_energy_and_complexity_of_a_loss():
+    """For the loss 1 - .2 / s, the energy d (s loss) / ds is one, and the complexity s^2 d loss / ds is .2."""
+    s = jnp.array([2.0, 5.0])
+    numbers = s, 1 - 0.2 / s, 0.2 / s
+    state = eqx.tree_at(lambda b: (b.s, b.train_loss, b.loss_by_log_s), _state([0, 0], 1.0), numbers)
+    point = ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+    np.testing.assert_allclose([point.energy, point.complexity], [1.0, 0.2], rtol=1e-12)
+    np.testing.assert_allclose([state.energy, state.complexity], [[1.0] * 2, [0.2] * 2], rtol=1e-12)
+
+
 def test_shift_is_elevation_over_slope(transition, monkeypatch):
     """The shift of alpha_c is minus elevation over slope.
 
@@ -121,6 +131,13 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     np.testing.assert_allclose(gradient.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     with pytest.raises(TypeError, match="first derivatives only"):
         jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+    # Replicates that differ have the same mean, and an error bar beside that of the RS theory.
+    scatter = jnp.array([-0.05, 0.05])
+    by_sigma["positional"] += scatter
+    scattered = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    np.testing.assert_allclose(scattered.sensitivities.sigma, shifted.sensitivities.sigma, rtol=1e-12)
+    bar = np.hypot(0.02, ta.error_bar(scatter) / (2 * alpha))
+    np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
 
 
 _LIFT = 3e-3

@@ -11,6 +11,7 @@ from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.rule import average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
+from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.observables import growths_in
 from tiedattn_jax.theory.potentials import points_in
@@ -49,6 +50,13 @@ def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
     G = jnp.stack(columns, 1) - jnp.eye(2)[..., None]
     expected = 2.0 * jnp.mean(jnp.sum(G**2, (0, 1)))
     np.testing.assert_allclose(fp.replicates.diagnostics.replicon[0], expected, rtol=0.03)
+
+
+def test_the_replicon_is_iterated_until_it_is_the_largest_eigenvalue():
+    """Tokens that differ: the start of the iteration is then no eigenvector of the map."""
+    positive_map = np.array([[1.0, 0.1], [0.3, 0.7]])
+    radius = observables._radius(jnp.asarray(positive_map), jnp.ones(2))
+    np.testing.assert_allclose(radius, np.linalg.eigvals(positive_map).max(), rtol=1e-10)
 
 
 def test_growths_are_eigenvalues_of_the_map(model):

@@ -159,10 +159,12 @@ def problem(model):
 
 
 def branches(problem):
-    """Paths of a state that exists, of an absent one and of another model."""
-    for sigma, alpha in ((0.5, 2.0), (0.5, 0.05), (0.45, 1.5)):
+    """Paths of a state that exists, the same on other lines, of an absent one and of another model."""
+    other_lines = ta.line_nodes(problem.model, 3, replicates=2, seed=1)
+    settings = (0.5, 2.0, problem.nodes), (0.5, 2.0, other_lines), (0.5, 0.05, problem.nodes), (0.45, 1.5, other_lines)
+    for sigma, alpha, lines in settings:
         model = ta.dot_product(sigma=sigma)
-        variant = problem._replace(model=model, alpha=jnp.asarray(alpha))
+        variant = problem._replace(model=model, alpha=jnp.asarray(alpha), nodes=lines)
         yield variant.solve_from_far(branch_start(model, "semantic"))
 
 

@@ -58,6 +58,11 @@ def test_a_fixed_point_stays_and_others_go_to_it(setting):
     assert np.all(path.history.theta == 0)
     assert "60 iterations" in str(path) and "positional at the end: converged" in str(path)
     assert path.to_dict()["status"] == "converged"
+    # A run that is cut off while it still moves says so.
+    early = ta.state_evolution(model, 2.0, start_of(theta=0.0), 10, branch="positional", nodes=nodes)
+    np.testing.assert_allclose(early.history.q, path.history.q[:11], rtol=1e-12)
+    assert 1e-7 < np.max(np.abs(early.history.q[-1] / early.history.q[-2] - 1)) < 1e-2
+    assert early.status_name == "max steps"
 
 
 def test_derivative_and_batch(setting):
@@ -88,6 +93,14 @@ def test_starts_by_name(setting):
     model, nodes = setting
     path = ta.state_evolution(model, 2.0, "positional", 5, nodes=nodes)
     np.testing.assert_allclose(path.history.m[0], [[0.25], [-0.25]], atol=0.01)
+
+
+def test_a_branch_holds_its_zeros_from_the_start(setting):
+    model, nodes = setting
+    held, zero = (
+        ta.state_evolution(model, 2.0, start_of(theta), 5, branch="positional", nodes=nodes) for theta in (0.1, 0.0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, held.history, zero.history)
 
 
 @pytest.mark.parametrize(

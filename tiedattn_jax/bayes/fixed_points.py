@@ -21,13 +21,14 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.program import lane_by_lane, program
 from ..averages.rule import Replicate, Rule, check_rule
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.linalg import precise
+from ..base.linalg import positive_definite, precise
 from ..base.printing import Description, rows_of
 from ..base.results import MeanField, Replicated, Status
 from ..base.trees import either
 from ..base.types import AnyArray
 from ..model.checks import check, check_provides
 from ..model.model import Model
+from ..model.overlaps import symmetric
 from ..model.preimages import Preimages
 from ..theory.solve import check_alpha
 from .nodes import default_rule, posterior_pair
@@ -255,8 +256,8 @@ def _states(model: Model, alpha: Array, rule: Rule, start: Array, closed_form: b
         averages = sign_channel(model, x, noise) if closed_form else channel(model, x, replicate)
         entropy = free_entropy(model, alpha, x, hats, averages.log_evidence)
         entropy = jnp.where(solution.is_perfect, jnp.inf, entropy)
-        is_resolved = jnp.min(jnp.linalg.eigvalsh(x.V)) > (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
-        status = jnp.where((spacing == 0) | is_resolved, solution.status, Status.unresolved)
+        is_coarse = jnp.min(jnp.linalg.eigvalsh(x.V)) <= (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
+        status = jnp.where((spacing > 0) & is_coarse, Status.unresolved, solution.status)
         x = either(solution.is_zero, Posterior(0 * x.q, x.q + x.V), x)
         return BayesState(x.q, x.V, hats, gen_error(model, x, replicate), entropy, solution.residual, status)
 
@@ -311,6 +312,8 @@ def _search(
             step = jnp.where(contracts, newton, r * jnp.maximum(1.0, jnp.where(is_far, _FAR_GROWTH, _GROWTH) / length))
             longest = jnp.where(is_far & ~contracts, _FAR_GROWTH, _CUT)
             step = step * jnp.minimum(1.0, longest * size / jnp.linalg.norm(step))
+            # The image of the map is positive definite; other steps may lead to conjugates that are not.
+            step = jnp.where(positive_definite(symmetric((v + step).reshape(shape))), step, r)
             ended = length <= tol
             return jnp.where(ended, v, v + step), length, count + 1
 
