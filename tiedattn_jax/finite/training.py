@@ -194,7 +194,7 @@ def train(
             L-BFGS, and gradient descent with a penalty, with sentences drawn on demand, or if a rate is given. A model
             with a penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In
             directions where only the ridge determines the weights, gradient descent converges at a rate of ``lambda
-            rate`` a step and is not at a minimum after the paper's 5000 steps.
+            rate`` a step and is not at a minimum after the published 5000 steps.
         steps: largest number of steps.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.
