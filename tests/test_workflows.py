@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 pytestmark = pytest.mark.skipif(not WORKFLOWS, reason="an sdist has no workflows")
 KEYS = {"name", "on", "permissions", "concurrency", "jobs"}
-JOB_KEYS = {"name", "needs", "runs-on", "timeout-minutes", "environment", "permissions", "strategy", "steps"}
+JOB_KEYS = {"name", "if", "needs", "runs-on", "timeout-minutes", "environment", "permissions", "strategy", "steps"}
 STEP_KEYS = {"name", "uses", "with", "run", "if", "env", "id"}
 
 
