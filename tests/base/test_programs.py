@@ -247,10 +247,10 @@ def test_a_folder_that_cannot_be_made(folder, monkeypatch, tmp_path):
     before = compiled.Traced.folder, jax.config.jax_compilation_cache_dir
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "cache"
-    with pytest.raises(ta.InputError, match="^folder must be a folder that can be made, got folder='.*cache'"):
+    with pytest.raises(ta.InputError, match=r"^folder must be a folder that can be made, got folder='.*cache'"):
         ta.use_compilation_cache(place)
     monkeypatch.setenv("TIEDATTN_CACHE", str(place))
-    with pytest.raises(ta.InputError, match="^TIEDATTN_CACHE must be a folder that can be made"):
+    with pytest.raises(ta.InputError, match=r"^TIEDATTN_CACHE must be a folder that can be made"):
         ta.use_compilation_cache()
     assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
 

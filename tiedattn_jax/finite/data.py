@@ -324,7 +324,7 @@ class Data(Sample):
             fields = inputs @ teacher / d**0.5
         elif labels is None:
             raise InputError("labels", "must be given, (n, L, d), or teacher, (d, t), or fields, (n, L, t), got none")
-        if np.shape(labels) == (*inputs.shape[:2], L) and L != d:
+        if labels is not None and np.shape(labels) == (*inputs.shape[:2], L) and L != d:
             requirement = f"must be exact labels, such as T @ inputs, of shape (n, L, d) = {inputs.shape}"
             raise InputError("labels", f"{requirement}, got (n, L, L), the shape of attention matrices T")
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5

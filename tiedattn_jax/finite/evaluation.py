@@ -211,10 +211,10 @@ def heldout_error(
         W: value matrix, from `train_value`; it implies ``exact=True``.
 
     Raises:
-        InputError: if `Q` or `W` has the wrong shape, `sentences` is below two, or the model lacks `target` or `student`
-            where the error is exact; if there is a key and the teacher is not known; or if there is no key and the data
-            are a single sentence, are drawn on demand, or lack the fields or labels that the error needs, or `W` is
-            given.
+        InputError: if `Q` or `W` has the wrong shape, `sentences` is below two, or the model lacks `target` or
+            `student` where the error is exact. With a key: if the teacher is not known. Without one: if there is a
+            single sentence, the sentences are drawn on demand or lack what the error needs (fields or labels), or `W`
+            is given.
     """
     Q = check_estimate("Q", model, data, Q)
     if key is None:
