@@ -82,7 +82,7 @@ def trace_boundary(
     number = Parameter(parameter)
     number.read(model, None, "parameter")
     grid = array_of(
-        values, "values", "a list of monotonic numbers", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1
+        values, "values", "a list of finite, monotonic numbers", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1
     )
     number.check(model, grid, "values")
     if is_threshold:
