@@ -108,7 +108,7 @@ PAGES: dict[str, list[str]] = {
         f"lie within {WORDS[instances.FAR]} units of its theory",
         f"${instances._SCATTER:g} / \\sqrt d$ of the size of the loss",
         f"${instances._SCATTER_OF_OTHER:g} / \\sqrt d$ for the one that the branch lacks",
-        f"It is not at a minimum after its {default('train', 'steps')} steps",
+        f"is not at a minimum after its {default('train', 'steps')} steps",
         f"needs the memory of {WORDS[value._ARRAYS]} arrays $(n, L, d)$ and {WORDS[value._ARRAYS]} $(d, d)$",
         f"to show the calls (the paper has {TRAINED})",
     ],
@@ -191,7 +191,7 @@ DOCSTRINGS: dict[str, list[str]] = {
     "train": [
         f"the paper's {short(training.RATES['gd'])} for gradient descent, {short(training.RATES['adam'])} for Adam, "
         f"and {training.RATES['lbfgs']:g} for L-BFGS",
-        f"after the published {default('train', 'steps')} steps",
+        f"not at a minimum after the paper's {default('train', 'steps')} steps",
     ],
 }
 

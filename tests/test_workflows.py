@@ -80,4 +80,5 @@ def test_the_version_is_the_same_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["type"] == "software" and citation["version"] == ta.VERSION
     assert "preferred-citation" not in citation and citation["references"][0]["doi"] == "10.48550/arXiv.2402.03902"
-    assert f"version = {{{ta.VERSION}}}" in (ROOT / "docs" / "howto" / "report.md").read_text()
+    page = (ROOT / "docs" / "howto" / "report.md").read_text()
+    assert f"version = {{{ta.VERSION}}}" in page and f"tiedattn_jax {ta.VERSION})" in page

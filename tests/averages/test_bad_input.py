@@ -71,9 +71,9 @@ def test_no_model(rule):
         rule(2.0)
 
 
-def test_other_models_need_powers_of_two():
+def test_sobol_points_need_powers_of_two(model):
     with pytest.raises(InputError, match="n must be a power of two"):
-        DEFAULT(ta.dot_product(rank=2), 1000)
+        SOBOL(model, 1000)
 
 
 @pytest.mark.parametrize("rule", [lambda m: SOBOL(m, 16), lambda m: LINES(m, 2), lambda m: LINES(m, lines=4)])

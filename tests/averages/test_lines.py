@@ -276,6 +276,7 @@ def test_default_rule_is_as_large_as_asked(model):
     for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy.of()):  # single nodes, all of one weight
         weight = ta.default_nodes(other, 2**10).stack.weight
         np.testing.assert_allclose(weight, weight.ravel()[0], rtol=1e-12)
+    assert ta.default_nodes(other, 3000).size == ta.sobol_nodes(other, 2**12).size  # the nearest power of two
     assert ta.default_nodes(model, block=100).stack.block == 100 and ta.default_nodes(model).replicates == 4
 
 

@@ -27,6 +27,7 @@ def test_numbers_with_error_bars():
     assert with_error(-3.14e-7, 1.4e-8) == "-3.14(14)e-7" and with_error(0.0, 2e-9) == "0.0(20)e-9"
     assert with_error(2.0, 0.0996) == "2.00(10)" and with_error(2.0, 0.0994) == "2.000(99)"
     assert with_error(1234.5, 567.8) == "1234(568)" and with_error(2.0, 9.97) == "2(10)"
+    assert with_error(5580929999021.0, 4027727063.0) == "5.5809(40)e12" and with_error(2e4, 9999.0) == "20000(9999)"
     assert with_error(math.nan, math.nan) == "nan"
 
 

@@ -242,6 +242,19 @@ def test_a_folder_that_others_can_write_to(folder, monkeypatch, tmp_path):
     assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
 
 
+def test_a_folder_that_cannot_be_made(folder, monkeypatch, tmp_path):
+    """A folder that the user names is needed; the default one is left out."""
+    before = compiled.Traced.folder, jax.config.jax_compilation_cache_dir
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "cache"
+    with pytest.raises(ta.InputError, match=r"^folder must be a folder that can be made, got folder='.*cache'"):
+        ta.use_compilation_cache(place)
+    monkeypatch.setenv("TIEDATTN_CACHE", str(place))
+    with pytest.raises(ta.InputError, match=r"^TIEDATTN_CACHE must be a folder that can be made"):
+        ta.use_compilation_cache()
+    assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
+
+
 def test_a_folder_inside_an_open_one_with_the_sticky_bit(folder, tmp_path):
     """In /tmp nobody can replace the folders of others."""
     (tmp_path / "shared").mkdir()

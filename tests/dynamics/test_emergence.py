@@ -24,7 +24,7 @@ def test_reference_variances(path):
     np.testing.assert_allclose(path.mean.teacher[10::10], [0.00395, 0.00897, 0.01625, 0.02743], rtol=0.005)
     assert path.first == "encodings" and path.ok and path.t.shape == (41,)
     assert 0 < path.stderr.encodings[-1] < 1e-3 * path.mean.encodings[-1]
-    assert "encodings first: converged" in str(path)
+    assert "fastest growth along the encodings: converged" in str(path)
     json.dumps(path.to_dict())
 
 

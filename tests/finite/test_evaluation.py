@@ -67,6 +67,23 @@ def test_heldout_error_on_whole_sentences(model, data):
     assert 0 < exact.stderr < 0.03 * exact.value
 
 
+def test_error_on_given_sentences(model, data):
+    """Without a key the sentences of the data are the test set: the mean of the losses, and no teacher is needed."""
+    Q = data.teacher * 0.6
+    alone = Data.from_sentences(data.inputs(), raw_labels(model, data), encodings=data.encodings)
+    losses = raw_losses(model, data, Q)
+    error = heldout_error(model, alone, Q, exact=True)
+    assert float(error.value) == pytest.approx(float(losses.mean()), rel=1e-8)
+    assert float(error.stderr) == pytest.approx(float(losses.std()) / (data.count - 1) ** 0.5, rel=1e-6)
+    # The risk is n times this mean, and the ridge.
+    risk = ta.risk(model, alone, Q, exact=True)
+    ridge = 0.5 * model.lam * jnp.sum(Q**2)
+    assert float(data.count * error.value + ridge) == pytest.approx(float(risk))
+    fields = heldout_error(model, data, Q)
+    mean = jnp.mean(sentence_losses(model, data, student_fields(data.x, Q)))
+    assert float(fields.value) == pytest.approx(float(mean))
+
+
 def test_memory_of_the_test_error(model):
     x, y, teacher, encodings = (jnp.ones(shape) for shape in ((2, 1, 1000), (1, 2, 1), (1000, 1), (2, 1000)))
     data = Data(x, y, teacher, encodings, jnp.ones((2, 1)))

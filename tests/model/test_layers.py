@@ -236,3 +236,16 @@ def test_untied_layer_as_known():
     point = ta.solve(model, 5.0, "semantic", ta.sobol_nodes(model, 2**13))
     np.testing.assert_allclose([point.train_loss, point.gen_error], [0.007668, 0.000816], atol=1e-6)
     np.testing.assert_allclose(point.overlaps.q[0], [[0.1287, -0.0358], [-0.0358, 0.1287]], atol=2e-4)
+
+
+def test_a_subclass_may_add_a_number_without_a_default():
+    class Sharp(ta.DotProduct):
+        beta: jax.Array
+
+        def attention(self, fields):
+            return jax.nn.softmax(self.beta * fields @ fields.T)
+
+    layer = Sharp.of(beta=2.0, rank=2)
+    assert layer.beta == 2 and layer.rank == 2
+    with pytest.raises(TypeError, match="beta"):
+        Sharp.of()

@@ -18,7 +18,7 @@ from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.branches import branch_figure, path_figure
 from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
 from tiedattn_jax.plotting.diagrams import diagram_figure, event_map_figure, slice_figure
-from tiedattn_jax.plotting.dynamics import landscape_figure, trajectory_figure
+from tiedattn_jax.plotting.dynamics import emergence_figure, landscape_figure, trajectory_figure
 from tiedattn_jax.plotting.events import boundary_figure, transition_figure
 from tiedattn_jax.plotting.optimal import optimal_figure
 from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
@@ -249,6 +249,29 @@ def test_there_is_room_between_lines_and_frame():
         assert bottom == 0 and top > 1.04 * axis.dataLim.y1
     branch.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
     assert branch_figure([branch]).axes[0].get_ylim()[0] < -10
+
+
+@pytest.mark.parametrize("name", ["BestCurve", "Curve", "Trajectory"])
+def test_what_the_caller_draws_later_is_in_the_frame(name):
+    """Lines of the caller's beyond those of the library are shown, and a logarithmic scale shows positive numbers."""
+    make, panel_names = PICTURES[name]
+    panel = "loss" if name == "Trajectory" else "gen_error"
+    assert panel in panel_names
+    axis = Figure().subplots()
+    pictured()[name].plot(make(), ax={panel: axis})
+    top = axis.get_ylim()[1]
+    axis.plot([0.0, 9.0], [0.001, 5 * top], "k.")
+    (left, right), (bottom, top_then) = axis.get_xlim(), axis.get_ylim()
+    assert left == bottom == 0 and right > 9 and top_then > 5 * top
+    axis.set_yscale("log")
+    assert 1e-4 < axis.get_ylim()[0] < 0.001
+
+
+def test_limits_of_the_caller_hold():
+    axis = Figure().subplots()
+    axis.set(xlim=(-1.0, 7.0), ylim=(0.1, 9.0))
+    pictured()["Curve"].plot(curve("semantic"), ax={"gen_error": axis})
+    assert axis.get_xlim() == (-1, 7) and axis.get_ylim() == (0.1, 9)
 
 
 def test_a_pole_of_error_bars_leaves_the_line():
@@ -537,6 +560,31 @@ def test_trajectory():
         trajectory_figure(Namespace(t=t[None], mean=drawn_path.mean, stderr=drawn_path.stderr))
 
 
+def growing():
+    """A student whose overlaps grow a thousandfold."""
+    t = np.array([0.0, 1.0, 2.0])
+    mean = Namespace(teacher=10.0**t, encodings=1 + t, growth_teacher=t - 1, growth_encodings=0 * t)
+    bars = Namespace(teacher=0.1 * t, encodings=0.2 * t, growth_teacher=0.3 * t, growth_encodings=0.4 * t)
+    return Namespace(t=t, mean=mean, stderr=bars)
+
+
+def test_emergence():
+    """Mean squares stand on a logarithmic axis, rates on a linear one; both in the colours of their branch."""
+    path = growing()
+    square, growth = emergence_figure(path).axes
+    assert square.get_yscale() == "log" and growth.get_yscale() == "linear" and growth.get_ylim()[0] < -1
+    for axis, prefix in ((square, ""), (growth, "growth_")):
+        for line, band, name in zip(axis.lines, axis.collections, ("teacher", "encodings"), strict=True):
+            mean, bar = getattr(path.mean, prefix + name), getattr(path.stderr, prefix + name)
+            assert line.get_label() == f"along the {name}"
+            assert line.get_color() == COLOURS["semantic" if name == "teacher" else "positional"]
+            np.testing.assert_allclose(line.get_ydata(), mean)
+            heights = band.get_paths()[0].vertices[:, 1]
+            np.testing.assert_allclose([heights.min(), heights.max()], [np.min(mean - 2 * bar), np.max(mean + 2 * bar)])
+    with pytest.raises(ta.InputError, match="those of one run"):
+        emergence_figure(Namespace(t=path.t[None], mean=path.mean, stderr=path.stderr))
+
+
 def landscapes():
     """Labels 0 and 3 of four cells, between which the global minimum and the steepest descent change."""
     label, values = np.array([[0, 3], [0, 3]]), np.array([0.1, 0.2])
@@ -610,6 +658,7 @@ PICTURES = {
     "Boundary": (lambda: BOUNDARY, "alpha"),
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
     "Curve": (lambda: curve("semantic"), "order train_loss gen_error"),
+    "Emergence": (growing, "square growth"),
     "EventMap": (event_map, "alpha"),
     "GAMP": (message_passing, "q theta m residual"),
     "LandscapeMap": (landscapes, "label"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..base.errors import require
@@ -20,7 +21,7 @@ def default_nodes(
     """Return the default rule, with about `n` nodes in a replicate.
 
     It is `line_nodes` of order 5 or more if student and teacher have two fields each and the loss has no kinks, and
-    `sobol_nodes` for other models.
+    `sobol_nodes` for other models, with the power of two that is nearest to `n`.
 
     Raises:
         InputError: as in these two functions, or if `n` is above 2^24 for lines.
@@ -28,7 +29,8 @@ def default_nodes(
     check_arguments(model, block, n=n, replicates=replicates, seed=seed)
     L, (r, t) = model.shape[0], model.columns
     if model.nonsmooth or not L * r == L * t == 2:
-        return sobol_nodes(model, n, seed=seed, replicates=replicates, block=block)
+        power = 2 ** round(math.log2(n))  # Sobol points come in powers of two
+        return sobol_nodes(model, power, seed=seed, replicates=replicates, block=block)
     require(n <= MAX_NODES, "n", n, f"at most {MAX_NODES} on lines: use sobol_nodes for more")
     order = max(k for k in range(5, 64, 2) if k == 5 or 1.5 * k**3 * (k + 15) <= n)
     return line_nodes(model, order, seed=seed, replicates=replicates, block=block)

@@ -23,6 +23,7 @@ from .types import Number
 
 _ENTRIES = 4  # number of entries of an axis that are shown
 _LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent
+_MOST_ERROR = 1e4  # error bar from which on a number is written with an exponent
 # Meanings of the names, as tables show them.
 WORDS = {
     "q": "overlap of the student with itself",
@@ -177,7 +178,7 @@ def with_error(value: Number, error: Number = 0.0) -> str:
     if not (math.isfinite(value) and math.isfinite(error)) or error <= 0:
         return f"{value:.6g}"
     power = math.floor(math.log10(max(abs(value), error)))
-    if power < _LEAST_POWER:
+    if power < _LEAST_POWER or error >= _MOST_ERROR:
         return f"{with_error(value / 10.0**power, error / 10.0**power)}e{power}"
     digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
     return f"{value:z.{digits}f}({round(error * 10**digits)})"

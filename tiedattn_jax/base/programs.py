@@ -80,6 +80,8 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
         traced = Path(location) / "traced"
         for private in (Path(location), traced):
             make_private(private, argument)
+            if not private.is_dir() and (folder or os.environ.get("TIEDATTN_CACHE")):
+                raise InputError(argument, f"must be a folder that can be made, got {argument}='{location}'")
         jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         Traced.folder = traced

@@ -113,7 +113,10 @@ class Emergence(Replicated):
 
     @property
     def first(self) -> str:
-        """The mechanism that grows faster at the end, "encodings" or "teacher"; it emerges first if d is large."""
+        """The mechanism that grows faster at the end, "encodings" or "teacher".
+
+        It emerges first in the limit of large d. For one dimension compare `time` of both mechanisms.
+        """
         end = indexed(self.mean, -1)
         return MECHANISMS[int(end.growth_teacher > end.growth_encodings)]
 
@@ -152,6 +155,20 @@ class Emergence(Replicated):
             jax.vmap(time)(runs.fluctuations, runs.rate),
         )
 
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the mean squares of the overlaps and their growth rates against time; see `plotting.dynamics`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "square" and "growth", or
+                a dict that names some of them.
+
+        Returns:
+            A matplotlib figure, or `ax`.
+        """
+        from ..plotting.dynamics import emergence_figure
+
+        return emergence_figure(self, ax)
+
     def to_dict(self) -> dict[str, Any]:
         """Return setting, curves and error bars, ready for JSON."""
         values, bars = ({k: np.asarray(a).tolist() for k, a in vars(s).items()} for s in (self.mean, self.stderr))
@@ -166,7 +183,9 @@ class Emergence(Replicated):
             for prefix, words in (("", "d times the mean square of the overlap"), ("growth_", "rate of this overlap")):
                 value, bar = (getattr(s, prefix + name) for s in (end, bars))
                 rows.append((prefix + name, with_error(value, bar), words))
-        what = f"Fluctuations of a student without overlaps at t = {self.t[-1]:g}, {self.first} first"
+        what = (
+            f"Fluctuations of a student without overlaps at t = {self.t[-1]:g}, fastest growth along the {self.first}"
+        )
         return Description(what, self.status_name, rows)
 
 

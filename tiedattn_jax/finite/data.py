@@ -139,17 +139,19 @@ class Sample(Printed):
         _, n, d, _ = self.shape
         return n / d
 
-    def known_teacher(self, reason: str) -> Float[Array, "d t"]:
+    def known_teacher(self, reason: str, otherwise: str = "") -> Float[Array, "d t"]:
         """Return the teacher.
 
         Args:
             reason: purpose for which the teacher is needed; the error message names it.
+            otherwise: what helps if there is no teacher, for the end of the error message.
 
         Raises:
             InputError: if the teacher is not known.
         """
         if self.teacher is None:
-            raise InputError("teacher", f"must be known {reason}, got teacher=None: give Data(..., teacher=...)")
+            remedy = f"give Data(..., teacher=...) or Data.from_sentences(..., teacher=...){otherwise}"
+            raise InputError("teacher", f"must be known {reason}, got teacher=None: {remedy}")
         return self.teacher
 
     @property
@@ -322,6 +324,9 @@ class Data(Sample):
             fields = inputs @ teacher / d**0.5
         elif labels is None:
             raise InputError("labels", "must be given, (n, L, d), or teacher, (d, t), or fields, (n, L, t), got none")
+        if labels is not None and np.shape(labels) == (*inputs.shape[:2], L) and L != d:
+            requirement = f"must be exact labels, such as T @ inputs, of shape (n, L, d) = {inputs.shape}"
+            raise InputError("labels", f"{requirement}, got (n, L, L), the shape of attention matrices T")
         x = jnp.swapaxes(inputs + encodings, 0, 1) / d**0.5
         products = None if labels is None else Labels.of(fit("labels", labels, "n L d"), x)
         return cls(x, fields, teacher, encodings, gamma, products, noise, means, classes)

@@ -110,7 +110,15 @@ class LinearBaseline(Printed):
 
     def describe(self) -> Description:
         test = entries(self.gen_error.value, self.gen_error.stderr)
-        numbers = [("W", entries(self.W)), ("train_loss", entries(self.train_loss)), ("gen_error", test)]
+        numbers = [
+            ("W", entries(self.W), "attention matrix, the same for all sentences"),
+            (
+                "train_loss",
+                entries(self.train_loss),
+                "mean over the sentences; alpha times this is a training loss / d",
+            ),
+            ("gen_error", test, "test error, on other sentences"),
+        ]
         return Description("", numbers=numbers)
 
 
@@ -180,31 +188,41 @@ def heldout_error(
     model: Model,
     data: Sample,
     Q: Real[AnyArray, "d r"],
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | None = None,
     *,
     sentences: int = 50_000,
     exact: bool = False,
     W: Real[AnyArray, "d d"] | None = None,
 ) -> Average:
-    """Estimate the test error eps_g of Q, with its error bar, from fresh sentences of the law of the data.
+    """Estimate the test error eps_g of Q, with its error bar, from sentences that Q has not seen.
 
-    Sentences are drawn in blocks of a few hundred, and only sums over them are kept in memory.
+    With a key, fresh sentences of the law of the data are drawn in blocks of a few hundred, and only sums over them are
+    kept in memory. Without a key, the sentences are those of the data; no teacher is needed.
 
     Args:
         model: attention layer; it gives the loss, the noise of the labels, and the law of the classes of tokens.
-        data: gives the teacher, and the encodings, variances and class means of the law. Its sentences are not used.
+        data: gives the teacher, and the encodings, variances and class means of the law of the fresh sentences.
+            Without a key it gives the sentences themselves, which training must not have used.
         Q: estimate.
-        key: random key of the fresh sentences.
+        key: random key of the fresh sentences, or None for the sentences of the data.
         sentences: number of fresh sentences; above 256 it is rounded up to a multiple of 256.
         exact: whether to average the squared error ``||y - f||_F^2 / (2 d)`` of fully drawn sentences instead of the
             model's `loss`. The `loss` needs the local fields only, which are drawn from their exact Gaussian law.
         W: value matrix, from `train_value`; it implies ``exact=True``.
 
     Raises:
-        InputError: if `Q` or `W` has the wrong shape, the teacher is not known, `sentences` is below two, or the model
-            lacks `target` or `student` where the error is exact.
+        InputError: if `Q` or `W` has the wrong shape, `sentences` is below two, or the model lacks `target` or
+            `student` where the error is exact. With a key: if the teacher is not known. Without one: if there is a
+            single sentence, the sentences are drawn on demand or lack what the error needs (fields or labels), or `W`
+            is given.
     """
     Q = check_estimate("Q", model, data, Q)
+    if key is None:
+        if W is not None:
+            raise InputError("key", "must be given beside W, got key=None: the data hold no products of labels with W")
+        stored = data.stored("for the error on their sentences, without a key")
+        require(stored.count >= 2, "data", "n=1", "two sentences or more for an error bar")
+        return _given_error(model, stored, Q, as_flag(exact, "exact"))
     teacher = data.known_teacher("to label fresh sentences")
     require_key(key)
     require_count(sentences, "sentences", 2)
@@ -215,6 +233,14 @@ def heldout_error(
         check_provides(model, "target", "for exact=True")
     block = min(int(sentences), _TEST_BLOCK)
     return _heldout(model, teacher, data.population, Q, matrix, key, block, -(-int(sentences) // block), exact)
+
+
+@eqx.filter_jit
+@precise
+def _given_error(model: Model, data: Data, Q: Float[Array, "d r"], exact: bool) -> Average:
+    """Return the mean loss of Q on the sentences of the data, without the penalties of the weights."""
+    losses = sentence_losses(model, data, student_fields(data.x, Q), exact)
+    return _average(jnp.sum(losses), jnp.sum(losses**2), losses.size)
 
 
 @eqx.filter_jit

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, Shaped
 from ..averages.default import default_nodes
 from ..averages.rule import Rule
 from ..averages.sizes import SIZES
-from ..base.errors import InputError, as_flag, require_count, require_keys
+from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
 from ..base.printing import Description, Row
 from ..base.results import Result, Status, error_bar
 from ..base.trees import unstacked
@@ -330,6 +330,7 @@ def run_instances(
     theory, normalise = as_flag(theory, "theory"), as_flag(normalise, "normalise")
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     sentence_count(model, d, alpha, min(batch, len(keys)))
+    require_takes(run, "run", ("data", "key"))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
     sample = partial(_outcome, model, d, alpha, run, sentences, normalise, theory)

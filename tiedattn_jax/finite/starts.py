@@ -87,7 +87,8 @@ def _named_start(
         return noise * size
     semantic, positional = model.start_columns(combined=False)
     if init == "semantic":
-        directions, columns = data.known_teacher("for init='semantic'"), semantic
+        otherwise = ", or another start, such as init='random'"
+        directions, columns = data.known_teacher("for init='semantic'", otherwise), semantic
     elif threshold is not None:  # the spectral start
         directions = _leading_direction(model, data.stored("for a spectral start"), noise[:, :1], threshold)
         columns = semantic

@@ -61,8 +61,8 @@ class AttentionLayer(Model):
     mixing: Float[Array, "L L"]
     encodings: Float[Array, "L e"] | None
     teacher: Float[Array, "t t"] | None
-    rank: int = eqx.field(static=True, default=1)
-    spectrum: SpectralLaw | None = None
+    rank: int = eqx.field(static=True, default=1, kw_only=True)
+    spectrum: SpectralLaw | None = eqx.field(default=None, kw_only=True)
     default_mixing: ClassVar[tuple[tuple[float, ...], ...]] = ((0.6, 0.4), (0.4, 0.6))
 
     @classmethod

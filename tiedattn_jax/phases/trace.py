@@ -81,7 +81,9 @@ def trace_boundary(
     require(parameter != "alpha", "parameter", parameter, "another one than alpha")
     number = Parameter(parameter)
     number.read(model, None, "parameter")
-    grid = array_of(values, "values", "finite and monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1)
+    grid = array_of(
+        values, "values", "a list of finite, monotonic numbers", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1
+    )
     number.check(model, grid, "values")
     if is_threshold:
         models = [number.set(model, None, value)[0] for value in grid]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .style import BASELINE, COLOURS, ERROR, LABELS, OTHER, SYMBOLS, Target, panels, scale
+from .style import BASELINE, COLOURS, ERROR, LABELS, OTHER, SYMBOLS, Target, frame, panels, scale
 
 # Markers by the place of the smallest error, each with its meaning.
 _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -57,5 +57,5 @@ def best_figure(curve: Any, ax: Target = None) -> Any:
         baselines = np.array([float(p.state.gen_error_linear) if p.states else np.nan for p in curve.points])
         if np.isfinite(baselines).any():
             error.plot(curve.at, baselines, **BASELINE)
-        error.set_ylim(bottom=0)
+        frame(error)
     return drawing

@@ -46,6 +46,31 @@ def trajectory_figure(path: Any, ax: Target = None) -> Any:
     return drawing
 
 
+def emergence_figure(path: Any, ax: Target = None) -> Any:
+    """Draw the variances of the overlaps of a student without overlaps against time, and their growth rates.
+
+    Args:
+        path: `dynamics.emergence.Emergence`.
+        ax: axes for the panels "square" and "growth", see `style.panels`.
+
+    Raises:
+        InputError: it is a batch.
+    """
+    require(np.ndim(path.t) == 1, "t", path.t, "those of one run, not of a batch")
+    mean, bars, t = path.mean, path.stderr, np.asarray(path.t)
+    ylabels = "$d$ times the mean square of the overlap", "growth rate of the overlap"
+    options = {"xlabel": "time $t$ = steps / $d$", "ylabels": ylabels, "names": ("square", "growth"), "ax": ax}
+    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
+        for name, branch in (("teacher", "semantic"), ("encodings", "positional")):
+            for axis, number in zip(axes[0], (name, f"growth_{name}"), strict=True):
+                value, bar = (np.asarray(getattr(s, number)) for s in (mean, bars))
+                line(axis, t, value, COLOURS[branch], f"along the {name}", bar=bar)
+        axes[0][0].set_yscale("log")
+        for axis in axes[0]:
+            frame(axis)
+    return drawing
+
+
 def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
     """Draw the labels of the population risk over two numbers, and the lines along which they change.
 

@@ -252,12 +252,20 @@ def scale(axis: Axes, x: Real[AnyArray, " n"]) -> None:
 
 
 def frame(axis: Axes) -> None:
-    """Set the limits of an axis: x is not negative, and y starts at zero if no number lies clearly below zero."""
-    if axis.get_xscale() == "linear":
-        axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
+    """Set the limits of an axis with lines: x is not negative; y starts at zero if no number is clearly below zero.
+
+    Limits that the caller has set hold. The others make room for what is drawn later, and follow a logarithmic scale.
+    """
+    zero = axis.lines[-1].sticky_edges  # margins that matplotlib adds later end there
+    if axis.get_xscale() == "linear" and axis.get_autoscalex_on():
+        axis.set_xlim(left=max(0.0, axis.get_xlim()[0]), auto=True)
+        zero.x.append(0.0)
     low, high = axis.dataLim.intervaly
-    if 0 < high < np.inf and low > -ROOM * high:
-        axis.set_ylim(0, (1 + ROOM) * high)
+    is_free = axis.get_yscale() == "linear" and axis.get_autoscaley_on()
+    if is_free and 0 < high < np.inf and low > -ROOM * high:
+        axis.update_datalim([(0.0, 0.0)], updatex=False)
+        axis.set_ylim(0, (1 + ROOM) * high, auto=True)
+        zero.y.append(0.0)
 
 
 # Markers of the points where a path turns: a fold, or a pitchfork, from which it continues into its mirror state.
