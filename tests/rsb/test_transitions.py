@@ -82,7 +82,10 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     shifted = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
     np.testing.assert_allclose(shifted.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
     np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
-    assert shifted.shift_stderr > 0 and shifted.stderr >= shifted.shift_stderr and shifted.ok
+    np.testing.assert_allclose(shifted.shift_stderr, ta.error_bar(shifted.shifts), rtol=1e-12)
+    bar = np.hypot(transition.stderr, shifted.shift_stderr)
+    np.testing.assert_allclose(shifted.stderr, bar, rtol=1e-12)
+    assert shifted.ok and transition.stderr > 0
     assert "1RSB" in str(shifted)
     assert set(shifted.to_dict()["branches"]) == {"positional", "semantic"}
 
@@ -160,8 +163,10 @@ def _baseline(monkeypatch, early, late):
 
     def find_zero(event, model, guess, nodes, settings, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
-        by_alpha = 2 * root * jnp.ones(2)
-        return made.finished_path(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
+        by_alpha, beside = 2 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
+        return made.finished_path(
+            Zero(jnp.asarray(root + beside), (), beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha)
+        )
 
     def crossing(model, transition):
         unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
