@@ -1,6 +1,5 @@
 """The potentials of 1RSB against closed forms, and the equations as the conditions that they are stationary."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from jax.scipy.special import log_ndtr
 
 import tiedattn_jax as ta
-from tiedattn_jax.rsb import newton, potentials
+from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.cluster_law import Cluster
 from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, conjugates, free_energy, overlaps
 
