@@ -1,5 +1,7 @@
 """The potentials of 1RSB against closed forms, and the equations as the conditions that they are stationary."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,11 @@ from jax.scipy.special import log_ndtr
 import tiedattn_jax as ta
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.cluster_law import Cluster
+from tiedattn_jax.rsb.fixed_points import lines_1rsb
+from tiedattn_jax.rsb.nodes import averages_at
 from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, conjugates, free_energy, overlaps
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
 class Signs(ta.Model):
@@ -18,7 +24,7 @@ class Signs(ta.Model):
     shape = (1, 1, 1)
 
     def loss(self, Z, Y):
-        return 0.5 * (jnp.abs(Z[0, 0]) - 1) ** 2
+        return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-12) - 1) ** 2
 
     def law(self):
         unit = jnp.ones((1, 1, 1))
@@ -81,6 +87,33 @@ def test_channel_potential_of_signs():
     expected, slopes = jax.value_and_grad(_remainder_by_hand, (0, 1, 2, 3))(*map(jnp.asarray, at))
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_channel_potential_by_a_search_for_jumps():
+    """M_s with its first and second derivatives, on nodes that are laid by a search, away from where they were laid."""
+    model, laid = Signs(lam=jnp.asarray(1.0)), jnp.array([0.3, 0.15, 0.9, 3.0])
+    at, (x, s) = jnp.array([0.31, 0.17, 0.92, 2.9]), (_state(*laid[:3]), laid[3])
+    lines = lines_1rsb(model, 3, 4, 2, 0).replicate(0)
+    averages = averages_at(model, ta.Overlaps(x.q1, x.joined(s).V, x.theta, x.m), x, s, lines)
+
+    @jax.jit
+    def expansion(at, with_slopes):
+        setting = lambda u: (model, jnp.ones(()), _state(*u[:3]), u[3])  # noqa: E731
+        return potentials.channel_expansion(setting, averages, at, with_slopes)[:2]
+
+    def gradient(by_x, by_s):
+        return jnp.stack([*(a.reshape(-1, *a.shape[3:])[0] for a in (by_x.q1, by_x.q0, by_x.V)), by_s])
+
+    by_hand = lambda at: _channel_by_hand(*at)  # noqa: E731
+    (value, *slopes), (slope, *bends) = expansion(at, jnp.asarray(True))
+    np.testing.assert_allclose(value, by_hand(at), rtol=1e-4)
+    np.testing.assert_allclose(gradient(*slopes), jax.grad(by_hand)(at), rtol=1e-3)
+    np.testing.assert_allclose(slope, gradient(*slopes), rtol=1e-9)
+    np.testing.assert_allclose(gradient(*bends), jax.hessian(by_hand)(at), rtol=0.02, atol=1e-5)
+    values, zeros = expansion(at, jnp.asarray(False))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), values, (value, *slopes))
+    assert not any(np.any(a) for a in jax.tree.leaves(zeros))
 
 
 def _random_hats(rank):
