@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +88,10 @@ def test_channel_potential_of_signs():
     expected, slopes = jax.value_and_grad(_remainder_by_hand, (0, 1, 2, 3))(*map(jnp.asarray, at))
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
+    # The average over all fields is a mean: a factor of its weights changes nothing.
+    outer, cluster, unbroken = points
+    points = outer, cluster, eqx.tree_at(lambda c: c.log_weight, unbroken, unbroken.log_weight + 0.3)
+    np.testing.assert_allclose(remainder(*map(jnp.asarray, at)), value, rtol=1e-9)
 
 
 @pytest.mark.long
