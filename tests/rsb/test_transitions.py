@@ -143,6 +143,22 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
 
 
+@pytest.mark.parametrize("failing", ["rs", "first", "second", None])
+def test_a_failure_of_either_theory_is_told(failing):
+    """The status is the worst of the RS transition and of every replicate of both 1RSB states."""
+    rs = made.transition(status=int(ta.Status.stalled if failing == "rs" else ta.Status.converged))
+
+    def point(name):
+        status = jnp.array([0, int(ta.Status.max_steps if failing == name else ta.Status.converged)])
+        state = eqx.tree_at(lambda b: b.status, _state([0, 0], 1.0), status)
+        return ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+
+    slopes = rs.sensitivities, rs.sensitivities_stderr
+    shifted = ta.OneRSBTransition(rs, (point("first"), point("second")), jnp.zeros(2), *slopes)
+    expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
+    assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
+
+
 _LIFT = 3e-3
 
 
