@@ -27,6 +27,14 @@ class Plain(ta.DotProduct):
         return ta.Preimages(signs.fields, signs.log_weight, signs.noise)
 
 
+class NoisyPlain(Noisy):
+    """The same for noisy labels."""
+
+    def preimages(self, Y, noise):
+        signs = super().preimages(Y, noise)
+        return ta.Preimages(signs.fields, signs.log_weight, signs.noise)
+
+
 class PhaseRetrieval(ta.Model):
     """One token, and labels that are the square of its field: real phase retrieval."""
 

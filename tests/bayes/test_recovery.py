@@ -2,9 +2,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from channels import Noisy, PhaseRetrieval, Plain
+from channels import Noisy, NoisyPlain, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
+from tiedattn_jax.bayes import recovery
 
 
 @pytest.mark.parametrize("L", [2, 3])
@@ -69,8 +70,18 @@ def test_spectral_overlap(model, alpha, expected):
     assert float(ta.spectral_overlap(model, alpha).value) == pytest.approx(expected, abs=1e-5)
 
 
-def test_spectral_overlap_by_averages_over_labels(model):
-    plain = Plain.of()
+@pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
+def test_spectral_overlap_by_averages_over_labels(kinds):
+    plain, model = (kind.of() for kind in kinds)
     nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
     averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
     assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)
+    assert 0 < float(averaged.stderr) < 5e-3 and closed.stderr == 0
+
+
+def test_thresholds_have_the_error_bars_of_means_over_replicates():
+    plain = Plain.of()
+    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**8)
+    values, threshold = recovery.thresholds(plain, nodes, False), ta.weak_recovery(plain, nodes=nodes)
+    np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)
+    assert threshold.stderr > 0

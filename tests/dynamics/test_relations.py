@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
+from tiedattn_jax.dynamics.trajectory import Crossing
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -52,6 +53,50 @@ def test_units(start, c):
     scaled = ta.dot_product(sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
     other = path(scaled, (R / c**2, Theta / c**2, m), eta=c**-4, kappa=0.005 * c**4)
     assert_paths(other, path(ta.dot_product(), start), c**-2, c**-2, 1, c**2)
+
+
+@pytest.mark.parametrize("c", [0.7, 1.5])
+def test_units_of_fluctuations(c):
+    """The same for a student without overlaps: rates stay, projections scale like the student."""
+
+    def fluctuations(c):
+        model = ta.dot_product(omega=0.3, sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
+        run = ta.emergence(
+            model, 0.5 / c**2, c**-4, 12.0, kappa=0.005 * c**4, orthogonal=True, nodes=grid(), points=3, steps=1
+        )
+        return run.replicates.fluctuations
+
+    scaled, run = fluctuations(c), fluctuations(1.0)
+    for name, factor in (("R", c**-2), ("encodings", c**-2), ("teacher", c**-2)):
+        np.testing.assert_allclose(getattr(scaled, name), factor * getattr(run, name), rtol=1e-9, atol=1e-12)
+    for name in ("growth_encodings", "growth_teacher"):
+        np.testing.assert_allclose(getattr(scaled, name), getattr(run, name), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "mean"),
+    [
+        ([1.0, 2.0, 3.0, 6.0], "converged", 3.0),
+        ([1.0, 3.0, np.nan, np.nan], "converged", 2.0),
+        ([np.nan, 3.0, np.nan, np.nan], "absent", np.nan),
+    ],
+)
+def test_a_time_is_the_mean_over_the_replicates_in_which_the_event_happens(times, status, mean):
+    """It exists if the event happens in half of the replicates."""
+    crossing, finite = Crossing("x", jnp.array(times)), np.array([t for t in times if np.isfinite(t)])
+    assert crossing.status_name == status
+    np.testing.assert_equal(float(crossing.t), mean)
+    if status == "converged":
+        np.testing.assert_allclose(crossing.stderr, ta.error_bar(jnp.asarray(finite)), rtol=1e-12)
+
+
+def test_events_are_opposite():
+    """Where the one projection overtakes the other, their order has changed; the opposite event is not there."""
+    student = path(ta.dot_product(omega=0.9), (0.5, 0.2, 0.15), until=60.0, nodes=grid(1))
+    larger = np.asarray(student.mean.along_encodings > student.mean.along_teacher)
+    time = float(student.crossing("m overtakes theta").t)
+    np.testing.assert_array_equal(larger, np.asarray(student.t) > time)
+    assert not larger[0] and larger[-1] and student.crossing("theta overtakes m").status_name == "absent"
 
 
 @DRAWN

@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +119,35 @@ def test_three_tokens_and_two_columns():
     bar = values.std(ddof=1) / 6**0.5
     assert abs(values.mean() - float(theory.encodings)) < 3 * bar < 0.05 * values.mean()
     assert theory.first == "encodings"
+
+
+@pytest.mark.parametrize("name", ["encodings", "teacher", "bulk"])
+def test_a_rate_that_is_not_finite_is_told(start, name):
+    lost = eqx.tree_at(lambda s: getattr(s.replicates, name), start, jnp.full_like(start.replicates.bulk, jnp.nan))
+    assert start.status_name == "converged" and lost.status_name == "nonfinite" and not lost.ok
+
+
+@pytest.mark.parametrize(
+    ("encodings", "teacher", "separates", "first"),
+    [
+        (0.3, 0.2, (True, True), "encodings"),
+        (0.2, 0.3, (True, True), "teacher"),
+        (0.1, 0.3, (False, True), "teacher"),
+        (0.3, 0.1, (True, False), "encodings"),
+        (0.1, 0.1, (False, False), "bulk"),
+    ],
+)
+def test_the_direction_of_the_largest_rate_is_first(start, encodings, teacher, separates, first):
+    """A direction that does not separate has the rate of the bulk, here .1."""
+    ones = jnp.ones_like(start.replicates.bulk)
+    flags = jnp.broadcast_to(jnp.array(separates), (len(ones), 2))
+    rates = (encodings * ones, teacher * ones, 0.1 * ones, flags)
+    other = eqx.tree_at(
+        lambda s: (s.replicates.encodings, s.replicates.teacher, s.replicates.bulk, s.replicates.separates),
+        start,
+        rates,
+    )
+    assert other.first == first and other.to_dict()["first"] == first
 
 
 def test_closed_form():

@@ -105,6 +105,9 @@ def test_sampled_data_agree(model, two_atoms):
     for law in (model, two_atoms):
         result = ta.diagnose(law, ta.sample_data(law, 400, 1.5, jax.random.key(2)))
         assert result.ok, str(result)
+        for name in ("variance", "dimension", "norms", "kurtosis"):
+            finding = getattr(result, name)
+            np.testing.assert_allclose(finding.value, finding.expected, rtol=0.3)
     law = ta.SpectralLaw.of_classes(
         variances=[0.25, 0.36],
         sentences={(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05},
@@ -124,3 +127,11 @@ def test_arguments_in_another_order(model):
     x = made("Gaussian", np.random.default_rng(3))
     with pytest.raises(ta.InputError, match=r"model must be a tiedattn_jax\.Model"):
         ta.diagnose(ta.Data.from_sentences(x, x), model)
+
+
+def test_few_sentences_differ_by_chance(model):
+    """Norms of few sentences in few dimensions scatter; this is no property of their law."""
+    findings = [
+        ta.diagnose(model, ta.sample_data(model, 16, 2.0, key)).norms for key in jax.random.split(jax.random.key(5), 30)
+    ]
+    assert max(f.value - f.expected for f in findings) > 0.05 and not any(f.flagged for f in findings)

@@ -1,5 +1,6 @@
 """Instances are compared with the theory at the teacher that each one has drawn."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -100,6 +101,12 @@ def test_differences_are_those_of_the_usable_instances():
     assert np.all(np.isnan(gaps["V"][:3]))
     assert instances.ok.tolist() == [s == 0 for s in status] and instances.usable.tolist() == [s < 3 for s in status]
     assert instances.groups == {"positional": 2, "semantic": 4, "unsettled": 2}
+    # In a report the mean of the theory is over the instances for which it has a state; its status is the worst.
+    losses = [1.0, 2.0, 6.0, None, None, 100.0, 3.0, 5.0]
+    points = [None if a is None else made.fixed_point(train_loss=jnp.full(4, a)) for a in losses]
+    groups = dataclasses.replace(instances, points=points).to_dict()["groups"]
+    assert groups["semantic"]["theory"]["train_loss"] == 3 and groups["semantic"]["theory"]["status"] == "absent"
+    assert groups["positional"]["theory"]["train_loss"] == 4 and groups["positional"]["theory"]["status"] == "converged"
 
 
 def test_states_are_compared_by_their_invariants():

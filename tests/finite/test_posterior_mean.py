@@ -39,6 +39,13 @@ def test_a_random_start_is_that_of_its_key(model):
     assert np.all(first() != first(key=jax.random.key(1)))
 
 
+@pytest.mark.parametrize(("size", "status"), [(1.0, "max steps"), (1e200, "nonfinite")])
+def test_an_estimate_that_overflows_says_so(model, size, status):
+    data = ta.sample_data(model, d=40, alpha=1.0, key=jax.random.key(0))
+    estimate = ta.posterior_mean(model, data, size * jnp.ones((40, 1)), steps=2)
+    assert estimate.status_name == status and bool(jnp.isfinite(estimate.residual)) == (status == "max steps")
+
+
 def test_exact_labels_give_the_teacher(model):
     model, data = instance(model, 300, 1.0, 0)
     estimate = ta.posterior_mean(model, data)

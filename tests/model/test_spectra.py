@@ -1,5 +1,7 @@
 """Spectral laws of matrices and of samples: what they keep, and the models and data made with them."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -208,3 +210,19 @@ def test_theory_on_matrices_agrees_with_training():
         if k not in ("V", "m"):
             assert bar < 0.05 * theory and abs(gap) < 3 * bar, k
     assert np.all(result.theory.m > 0.005)  # the drawn teacher overlaps with the encodings
+
+
+def test_a_law_with_another_teacher_is_that_of_its_matrices():
+    """The columns of the teacher are mixed: second moments, those with the encodings, and means are of one teacher."""
+    rng, d = np.random.default_rng(2), 40
+    gamma, p, Q = rng.choice([0.5, 1.0], (2, d)), rng.standard_normal((2, d)) / d**0.5, rng.standard_normal((d, 2))
+    law, gram = ta.SpectralLaw.from_matrices(gamma, p, Q), np.array([[1.0, 0.4], [0.4, 0.7]])
+    roots = [np.linalg.cholesky(a) for a in (gram, Q.T @ Q / d)]
+    mix = roots[0] @ np.linalg.inv(roots[1])
+    means = {"tau_mean": jnp.zeros(law.cross.shape[:2]), "pi_mean": jnp.asarray(rng.standard_normal((len(law.pi), 2)))}
+    mixed = dataclasses.replace(law, **means).with_teacher(jnp.asarray(gram))
+    expected = ta.SpectralLaw.from_matrices(gamma, p, Q @ mix.T)
+    for name in ("weights", "gamma", "tau", "pi", "cross"):
+        np.testing.assert_allclose(getattr(mixed, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(mixed.pi_mean, means["pi_mean"] @ mix.T, rtol=1e-12)
+    np.testing.assert_allclose(jnp.tensordot(mixed.weights, mixed.pi, 1), gram, rtol=1e-9)

@@ -247,6 +247,10 @@ def test_equations_of_two_columns(in_closed_form):
     assert abs(slopes[3]) < 1e-6 * (loss - 0.013919103) and solution.residual < 1e-7
     for a, expected in zip(variables, _GROUND, strict=True):
         np.testing.assert_allclose(a, expected, rtol=2e-3)
+    # Partial derivatives of the loss: minus those of the free energy, at fixed order parameters.
+    by_alpha = jax.grad(lambda alpha: _losses_of_two_columns(solution.problem.model, alpha)[1](*variables))(0.05)
+    np.testing.assert_allclose(solution.look.loss_by_alpha, by_alpha, rtol=1e-9)
+    np.testing.assert_allclose(solution.look.loss_by_model.lam, 0.5 * np.trace(variables[0]), rtol=1e-6)
 
 
 @pytest.mark.long
@@ -260,6 +264,24 @@ def test_derivatives_of_the_solution(in_closed_form, s):
         differences = jax.tree.map(lambda a, b, size=size: (a - b) / (2 * step * size), *states)
         for derivative, difference in zip(jax.tree.leaves(tuple(moving)), jax.tree.leaves(differences), strict=True):
             np.testing.assert_allclose(derivative[..., k], difference, atol=3e-4 * np.max(np.abs(difference)) + 1e-7)
+
+
+@pytest.mark.parametrize("s", [None, 40.0])
+def test_a_state_that_does_not_break_is_that_of_rs(solved, s):
+    """The RS state counts as a 1RSB state with q1 = q0; where breaking was looked for in vain, it is not converged."""
+    state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
+    exact, failed = (rsb._unbroken(state, s if s is None else jnp.asarray(s), is_exact) for is_exact in (True, False))
+    assert exact.status == state.status and failed.status == int(ta.Status.max_steps)
+    worse = eqx.tree_at(lambda x: x.status, state, jnp.asarray(int(ta.Status.nonfinite)))
+    assert rsb._unbroken(worse, None, False).status == worse.status
+    np.testing.assert_allclose(exact.s, 2 / state.train_loss if s is None else s, rtol=1e-12)
+    assert exact.elevation == 0 and exact.loss_by_log_s == 0
+    np.testing.assert_array_equal(exact.overlaps.q1, exact.overlaps.q0)
+    pairs = [(exact.loss_by_alpha, state.train_loss_partials[1]), (exact.loss_by_model, state.train_loss_partials[0])]
+    pairs += [(getattr(exact, name), getattr(state, name)) for name in ("train_loss", "gen_error", "residual")]
+    pairs += [(getattr(exact.overlaps, name), getattr(state.overlaps, name)) for name in ("V", "theta", "m")]
+    for a, b in pairs:
+        jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):

@@ -82,7 +82,10 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     shifted = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
     np.testing.assert_allclose(shifted.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
     np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
-    assert shifted.shift_stderr > 0 and shifted.stderr >= shifted.shift_stderr and shifted.ok
+    np.testing.assert_allclose(shifted.shift_stderr, ta.error_bar(shifted.shifts), rtol=1e-12)
+    bar = np.hypot(transition.stderr, shifted.shift_stderr)
+    np.testing.assert_allclose(shifted.stderr, bar, rtol=1e-12)
+    assert shifted.ok and transition.stderr > 0
     assert "1RSB" in str(shifted)
     assert set(shifted.to_dict()["branches"]) == {"positional", "semantic"}
 
@@ -140,6 +143,22 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
 
 
+@pytest.mark.parametrize("failing", ["rs", "first", "second", None])
+def test_a_failure_of_either_theory_is_told(failing):
+    """The status is the worst of the RS transition and of every replicate of both 1RSB states."""
+    rs = made.transition(status=int(ta.Status.stalled if failing == "rs" else ta.Status.converged))
+
+    def point(name):
+        status = jnp.array([0, int(ta.Status.max_steps if failing == name else ta.Status.converged)])
+        state = eqx.tree_at(lambda b: b.status, _state([0, 0], 1.0), status)
+        return ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+
+    slopes = rs.sensitivities, rs.sensitivities_stderr
+    shifted = ta.OneRSBTransition(rs, (point("first"), point("second")), jnp.zeros(2), *slopes)
+    expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
+    assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
+
+
 _LIFT = 3e-3
 
 
@@ -160,8 +179,10 @@ def _baseline(monkeypatch, early, late):
 
     def find_zero(event, model, guess, nodes, settings, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
-        by_alpha = 2 * root * jnp.ones(2)
-        return made.finished_path(Zero(jnp.asarray(root), (), jnp.zeros(2), _numbers(-5.0 * jnp.ones(2)), by_alpha))
+        by_alpha, beside = 2 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
+        return made.finished_path(
+            Zero(jnp.asarray(root + beside), (), beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha)
+        )
 
     def crossing(model, transition):
         unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)

@@ -63,6 +63,23 @@ def test_few_jumps_in_closed_form():
         np.testing.assert_allclose(_elevation(1e-2, 0.3, soft, response), expected, rtol=0.01)
 
 
+@pytest.mark.parametrize("response", [1.0, 1.4])
+@pytest.mark.parametrize("densities", [(1.0, 0.4), (4.0, 0.2)])
+def test_many_jumps_of_two_slopes(densities, response):
+    """The elevation is the maximum over v and beta of the formula at the top of the module, here on a finer grid."""
+    n, a, low, high = np.array(densities), np.array([0.2, 0.5]), 0.05, 0.03
+    sums = {"slopes": jnp.asarray([n @ a**k for k in range(3, 7)]), "soft": jnp.array([low, high])}
+    value = float(elevation(jnp.asarray(ALPHA), X, HATS, (response * V) ** 2 * jnp.ones((2, 2)), sums))
+    beta, v, width = np.geomspace(1.0, 30.0, 200)[:, None], np.geomspace(1e-2, 0.8, 300) / response, 1 / response
+    jumps = sum(weight * slope * jump_cost(beta * slope) for weight, slope in zip(n, a, strict=True))
+    soft = low + (high - low) * np.log10(v / 0.01)  # given at .01 and .1
+    smooth = v**2 / 4 * (1 / (width**2 - 2 * v * width / 3) - ALPHA * soft)
+    values = v / beta**2 * (ALPHA * v / beta * jumps - smooth)
+    place = np.unravel_index(np.argmax(values), values.shape)
+    assert v[place[1]] * response > 0.05, v[place[1]] * response
+    np.testing.assert_allclose(value, values[place], rtol=5e-3)
+
+
 def test_units_of_energy():
     """The elevation scales with the unit of energy.
 

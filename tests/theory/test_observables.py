@@ -9,11 +9,11 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.averages.rule import average
+from tiedattn_jax.averages.rule import Jumps, Points, average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.observables import growths_in
+from tiedattn_jax.theory.observables import growth_moments, growths_in
 from tiedattn_jax.theory.potentials import points_in
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -57,6 +57,33 @@ def test_the_replicon_is_iterated_until_it_is_the_largest_eigenvalue():
     positive_map = np.array([[1.0, 0.1], [0.3, 0.7]])
     radius = observables._radius(jnp.asarray(positive_map), jnp.ones(2))
     np.testing.assert_allclose(radius, np.linalg.eigvals(positive_map).max(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_moments_of_growths_at_given_nodes(rank):
+    """The sums that growths need are E[g s^T] and E[g y (s y)^T], here in numpy.
+
+    g = V^{-1} (z - h), and s = Sigma^{-1} (h - mean) with the law of the fields h given those of the teacher, y.
+    """
+    rng, N, model = np.random.default_rng(0), 7, ta.dot_product(rank=rank, teacher=0.7)
+    root, response = rng.standard_normal((2, 2, rank, rank)) + 2 * np.eye(rank)
+    x = ta.Overlaps(*(jnp.asarray(a @ np.swapaxes(a, 1, 2)) for a in (root, response)),
+                    *(jnp.asarray(0.1 * rng.standard_normal((2, rank, *shape))) for shape in ((1,), ())))  # fmt: skip
+    student, z = (jnp.asarray(a) for a in rng.standard_normal((2, 2, rank, N)))
+    teacher, weight = jnp.asarray(rng.standard_normal((2, 1, N))), jnp.asarray(rng.random(N))
+    points = Points(student, teacher, weight, z, weight > 0, weight, Jumps(weight, z))
+    sums = growth_moments(model, x, points)
+    h, y = map(np.asarray, fields(model, x, student, teacher))
+    g, s, u = np.zeros_like(h), np.zeros_like(h), np.zeros_like(y)
+    for token in range(2):
+        q, V, theta, m, rho = (np.asarray(a[token]) for a in (x.q, x.V, x.theta, x.m, model.rho))
+        u[token] = np.linalg.solve(rho, y[token])
+        g[token] = np.linalg.solve(V, z[token] - h[token])
+        s[token] = np.linalg.solve(q - theta @ theta.T / rho, h[token] - m[:, None] - theta @ u[token])
+    pairs = {"g_score": (g, s), "gy_score": (g * u, s * u)}
+    for name, (a, b) in pairs.items():
+        expected = (a.reshape(-1, N) * np.asarray(weight)) @ b.reshape(-1, N).T
+        np.testing.assert_allclose(sums[name], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_growths_are_eigenvalues_of_the_map(model):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.sizes import block_size
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import pool, slots as slots_module
 from tiedattn_jax.theory.paths import Call, together
@@ -207,3 +208,22 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
 
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
         slots_module._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("count", [1, 3])
+def test_lanes_fill_half_of_the_memory(problem, count):
+    """Ten lanes fit if half of the memory holds all nodes and ten times a lane, which has a replicate of its own."""
+    points = problem._replace(nodes=ta.sobol_nodes(problem.model, 2**12, replicates=2))
+    lane = points.lane(branch_start(problem.model, "semantic"))
+    rule = sum(a.nbytes for a in jax.tree.leaves(lane.rule.stack))
+    enough = 2 * (rule + 10 * (1024 * min(lane.rule.size, block_size()) + rule / 2)) / count
+
+    def lanes(size):
+        class Device:
+            def memory_stats(self):
+                return {"bytes_limit": size}
+
+        return slots_module._max_lanes(lane, [Device()] * count)
+
+    assert lanes(enough + 9) == 10 and lanes(enough - 9) == 9

@@ -7,6 +7,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.trees import indexed
+from tiedattn_jax.theory import state_evolution
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,37 @@ def test_a_step_out_of_the_domain_has_a_status():
     assert path.status_name == "left domain"
     # Every replicate has numbers up to its last step in the domain, and none after it.
     assert np.all(np.diff(known.astype(int), axis=1) <= 0) and np.all(known[:, 0]) and not np.any(known[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "status"),  # other numbers of steps are other programs
+    [
+        (2, {}, "converged"),
+        (3, {"q": 1.01}, "max steps"),
+        (4, {"V": 0.99}, "max steps"),
+        (5, {"q": np.nan}, "nonfinite"),
+        (6, {"m": np.inf}, "nonfinite"),
+        (7, {"q": -1.0}, "left domain"),
+        (8, {"V": -1.0}, "left domain"),
+    ],
+)
+def test_status_is_that_of_the_last_iteration(setting, monkeypatch, steps, change, status):
+    """A map that multiplies one of the order parameters by a factor in every iteration."""
+
+    class Factors:
+        def __init__(self, *args):
+            pass
+
+        def step(self, x):
+            return ta.Overlaps(**{name: a * change.get(name, 1.0) for name, a in vars(x).items()}), None
+
+    monkeypatch.setattr(state_evolution, "Equations", Factors)
+    path = ta.state_evolution(setting[0], 2.0, start_of(), steps, nodes=setting[1])
+    assert path.status_name == status
+    for name, a in vars(path.history).items():
+        is_whole = status in ("converged", "max steps")
+        factors = change.get(name, 1.0) ** np.arange(steps + 1) if is_whole else [1.0, *[np.nan] * steps]
+        np.testing.assert_allclose(a, np.multiply.outer(factors, a[0]), rtol=1e-12)
 
 
 def test_starts_by_name(setting):

@@ -32,12 +32,12 @@ score = jax.grad(log_evidence, argnums=1)
 curvature = jax.jacfwd(score, argnums=1)  # Hessian of log Z in w, (L, t, L, t)
 
 
-def labels_at_nodes(model: Model, Y: Float[Array, "L t N"]) -> Preimages:
+def labels_at_nodes(model: Model, Y: Float[Array, "L _ N"]) -> Preimages:
     """Return the preimages of the labels at all nodes, leaves (N, ...); fields of noise follow those of the teacher."""
     return jax.vmap(lambda y: model.preimages(*model.label(y)), -1)(Y)
 
 
-def curvatures_at_zero(model: Model, normals: Float[Array, "L t N"]) -> Float[Array, "N L t L t"]:
+def curvatures_at_zero(model: Model, normals: Float[Array, "L _ N"]) -> Float[Array, "N L t L t"]:
     """Return the Hessians at w = 0, where nothing is known yet, of the labels at all nodes of standard normals."""
     labels, rho = labels_at_nodes(model, teacher_fields(model, normals)), model.rho
     return jax.vmap(curvature, (0, None, None))(labels, jnp.zeros(rho.shape[:2], rho.dtype), rho)

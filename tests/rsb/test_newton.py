@@ -1,0 +1,80 @@
+"""Newton's method of 1RSB, one step at a time."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.results import Status
+from tiedattn_jax.rsb import newton
+from tiedattn_jax.rsb.potentials import OneRSBOverlaps
+
+
+def _look(residual):
+    n, rng = len(residual), np.random.default_rng(0)
+    sizes = dict(zip(("columns", "rows"), np.exp(rng.standard_normal((2, n))), strict=True))
+    matrix = np.eye(n) + 0.2 * rng.standard_normal((n, n))
+    return newton.Look(np.ones(n), residual, matrix, **sizes, loss=1.0, loss_by_model=None, loss_by_alpha=0.0,
+                       loss_by_log_s=0.0, hats=None)  # fmt: skip
+
+
+@pytest.mark.parametrize("uphill", [1.0, -1.0])
+def test_a_step_solves_the_equations_and_goes_uphill_in_s(uphill):
+    """A step solves the linear equations. Where the loss is steep in log s, log s moves uphill by the longest step.
+
+    The other coordinates then solve their equations at this log s.
+    """
+    look = _look(1e-3 * np.array([1.0, -2.0, 0.5, -uphill]))
+    step = newton._newton_step(look, look.matrix, 4, 0.0) * look.columns
+    np.testing.assert_allclose(look.matrix @ step, look.residual, rtol=1e-9)
+    held = newton._newton_step(look, look.matrix, 3, 0.0) * look.columns
+    np.testing.assert_allclose(look.matrix[:3, :3] @ held[:3], look.residual[:3], rtol=1e-9)
+    assert held[3] == 0
+    assert step[3] * uphill < 0  # Newton's method alone goes downhill
+    move = newton._newton_step(look, look.matrix, 4, uphill)
+    assert move[3] * uphill > 0 and np.max(np.abs(move)) == pytest.approx(0.5)
+    cut = move[3] / (0.5 * uphill)  # all coordinates are cut together
+    target = look.residual[:3] - look.matrix[:3, 3] * 0.5 * uphill * look.columns[3]
+    np.testing.assert_allclose(look.matrix[:3, :3] @ (move * look.columns)[:3], cut * target, rtol=1e-9)
+    np.testing.assert_array_equal(newton._newton_step(look, look.matrix, 4, -uphill) * look.columns, step)
+    np.testing.assert_array_equal(newton._newton_step(look, look.matrix, 4, 0.05 * uphill) * look.columns, step)
+
+
+def test_a_long_step_keeps_its_direction():
+    look = _look(np.array([10.0, -20.0, 5.0, 1.0]))
+    move = newton._newton_step(look, look.matrix, 4, 0.0)
+    step = look.matrix @ (move * look.columns)
+    assert np.max(np.abs(move)) == pytest.approx(0.5)
+    np.testing.assert_allclose(step / step[0], look.residual / look.residual[0], rtol=1e-9)
+
+
+def _problem(free):
+    return newton.Problem(ta.dot_product(), jnp.asarray(1.0), None, jnp.asarray(free), True, 0.5)
+
+
+@pytest.mark.parametrize(("moved", "cut"), [("q0", 0.5), ("V", 0.25), ("q1", 0.5), ("theta", 0.5), ("q0", 0.0)])
+def test_a_step_is_halved_until_it_lies_in_the_domain(moved, cut):
+    """The domain is q1 > q0 > theta rho^{-1} theta^T and V > 0. A step that never gets there is not taken."""
+    ones = jnp.ones((2, 1, 1))
+    x = OneRSBOverlaps(1.5 * ones, ones, ones, 0.1 * ones, jnp.zeros((2, 1)))
+    s = jnp.asarray(2.0)
+    size = {"q0": 0.7, "V": -3.0, "q1": -0.7, "theta": 0.6}[moved]
+    end = OneRSBOverlaps(**{**vars(x), moved: getattr(x, moved) + (size if cut else 1e3) * ones})
+    if moved == "q1":
+        end = OneRSBOverlaps(**{**vars(end), "q0": x.q0})
+    v, unpack = newton.coordinates(x, s)
+    move = np.asarray(newton.coordinates(end, 1.1 * s)[0] - v)
+    new, new_s = _problem([1.0, 1.0]).step_from(x, s, move)
+    expected, expected_s = unpack(v + cut * move)
+    np.testing.assert_allclose(new_s, expected_s, rtol=1e-12)
+    for name, a in vars(expected).items():
+        np.testing.assert_allclose(getattr(new, name), a, rtol=1e-12)
+    held, _ = _problem([0.0, 1.0]).step_from(x, s, move)
+    assert cut == 0 or np.all(held.theta == 0)
+
+
+@pytest.mark.parametrize(
+    ("residual", "status"), [(1e-4, Status.converged), (3e-3, Status.stalled), (4e-3, Status.max_steps)]
+)
+def test_status_of_a_solution(residual, status):
+    assert newton.Solution(None, None, None, None, residual, None).status == status

@@ -1,0 +1,154 @@
+"""The potentials of 1RSB against closed forms, and the equations as the conditions that they are stationary."""
+
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.special import log_ndtr
+
+import tiedattn_jax as ta
+from tiedattn_jax.rsb import potentials
+from tiedattn_jax.rsb.cluster_law import Cluster
+from tiedattn_jax.rsb.fixed_points import lines_1rsb
+from tiedattn_jax.rsb.nodes import averages_at
+from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, conjugates, free_energy, overlaps
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+
+class Signs(ta.Model):
+    """One token with the loss ``(|z| - 1)^2 / 2``: the envelope is ``(|h| - 1)^2 / (2 (1 + V))``."""
+
+    shape = (1, 1, 1)
+
+    def loss(self, Z, Y):
+        return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-12) - 1) ** 2
+
+    def law(self):
+        unit = jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(unit[0, 0], unit[0], unit, unit, 0 * unit)
+
+
+def _state(q1, q0, V):
+    q1, q0, V = (jnp.reshape(a, (1, 1, 1)) for a in (q1, q0, V))
+    return OneRSBOverlaps(q1, q0, V, jnp.zeros((1, 1, 1)), jnp.zeros((1, 1)))
+
+
+def _channel_by_hand(q1, q0, V, s):
+    """M_s of `Signs`: the average within a cluster is Gaussian on either side of zero."""
+    xi, weight = np.polynomial.hermite_e.hermegauss(120)
+    h, b, spread = jnp.sqrt(q0) * xi, s / (1 + V), q1 - q0
+    precision, sides = 1 / spread + b, []
+    for sign in (1, -1):
+        centre = (sign * h / spread + b) / precision
+        size = h**2 / spread + b - centre**2 * precision + jnp.log(spread * precision)
+        sides.append(log_ndtr(centre * jnp.sqrt(precision)) - 0.5 * size)
+    return -weight @ jnp.logaddexp(*sides) / (s * weight.sum())
+
+
+def _remainder_by_hand(q1, q0, V, s):
+    """M_s minus the average envelope over all fields at the response V + s (q1 - q0)."""
+    unbroken = (1 + q1 - 2 * jnp.sqrt(2 * q1 / jnp.pi)) / (2 * (1 + V + s * (q1 - q0)))
+    return _channel_by_hand(q1, q0, V, s) - unbroken
+
+
+def _nodes_of_signs(laid, at):
+    """The fields of clusters, laid for the overlaps `laid`, and nodes within them that end at the jump."""
+    x, weight = np.polynomial.hermite_e.hermegauss(120)
+    h = np.sqrt(laid[1]) * x
+    log_density = -0.5 * x**2 - 0.5 * np.log(laid[1])
+    outer = Outer(*(jnp.asarray(a) for a in (h[None, None], 0 * h[None, None], weight / weight.sum(), log_density)))
+    t, share = np.polynomial.legendre.leggauss(60)
+    q1, q0, V, s = at
+    spread, jump = np.sqrt(q1 - q0), np.clip(-h / np.sqrt(q1 - q0), -9, 9)
+    xi = np.concatenate([-10 + (jump + 10) * (t[:, None] + 1) / 2, jump + (10 - jump) * (t[:, None] + 1) / 2])
+    widths = np.concatenate([share[:, None] * (jump + 10) / 2, share[:, None] * (10 - jump) / 2])
+    log_weight = np.log(widths) - 0.5 * xi**2 - 0.5 * np.log(2 * np.pi)
+    field = h + spread * xi
+
+    def cluster(V):
+        z = (field + V * np.sign(field)) / (1 + V)
+        return Cluster(*(jnp.asarray(a) for a in (xi.reshape(1, 1, -1), log_weight, z.reshape(1, 1, -1))))
+
+    return outer, cluster(V), cluster(V + s * (q1 - q0))
+
+
+def test_channel_potential_of_signs():
+    """The remainder of M_s and its gradients agree with a closed form, also away from where the fields were laid."""
+    at, laid = (0.31, 0.17, 0.92, 2.9), (0.3, 0.15)
+    points, model = _nodes_of_signs(laid, at), Signs(lam=jnp.asarray(1.0))
+
+    def remainder(q1, q0, V, s):
+        return potentials._remainder(points, (model, _state(q1, q0, V), s))
+
+    value, gradient = jax.value_and_grad(remainder, (0, 1, 2, 3))(*map(jnp.asarray, at))
+    expected, slopes = jax.value_and_grad(_remainder_by_hand, (0, 1, 2, 3))(*map(jnp.asarray, at))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
+    # The average over all fields is a mean: a factor of its weights changes nothing.
+    outer, cluster, unbroken = points
+    points = outer, cluster, eqx.tree_at(lambda c: c.log_weight, unbroken, unbroken.log_weight + 0.3)
+    np.testing.assert_allclose(remainder(*map(jnp.asarray, at)), value, rtol=1e-9)
+
+
+@pytest.mark.long
+def test_channel_potential_by_a_search_for_jumps():
+    """M_s with its first and second derivatives, on nodes that are laid by a search, away from where they were laid."""
+    model, laid = Signs(lam=jnp.asarray(1.0)), jnp.array([0.3, 0.15, 0.9, 3.0])
+    at, (x, s) = jnp.array([0.31, 0.17, 0.92, 2.9]), (_state(*laid[:3]), laid[3])
+    lines = lines_1rsb(model, 3, 4, 2, 0).replicate(0)
+    averages = averages_at(model, ta.Overlaps(x.q1, x.joined(s).V, x.theta, x.m), x, s, lines)
+
+    @jax.jit
+    def expansion(at, with_slopes):
+        setting = lambda u: (model, jnp.ones(()), _state(*u[:3]), u[3])  # noqa: E731
+        return potentials.channel_expansion(setting, averages, at, with_slopes)[:2]
+
+    def gradient(by_x, by_s):
+        return jnp.stack([*(a.reshape(-1, *a.shape[3:])[0] for a in (by_x.q1, by_x.q0, by_x.V)), by_s])
+
+    by_hand = lambda at: _channel_by_hand(*at)  # noqa: E731
+    (value, *slopes), (slope, *bends) = expansion(at, jnp.asarray(True))
+    np.testing.assert_allclose(value, by_hand(at), rtol=1e-4)
+    np.testing.assert_allclose(gradient(*slopes), jax.grad(by_hand)(at), rtol=1e-3)
+    np.testing.assert_allclose(slope, gradient(*slopes), rtol=1e-9)
+    np.testing.assert_allclose(gradient(*bends), jax.hessian(by_hand)(at), rtol=0.02, atol=1e-5)
+    values, zeros = expansion(at, jnp.asarray(False))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), values, (value, *slopes))
+    assert not any(np.any(a) for a in jax.tree.leaves(zeros))
+
+
+def _random_hats(rank):
+    key = jax.random.split(jax.random.key(1), 5)
+
+    def positive(key, size):
+        a = jax.random.normal(key, (2, rank, rank))
+        return size * (a @ jnp.swapaxes(a, 1, 2) + jnp.eye(rank))
+
+    q0, V = positive(key[0], 1e-3), positive(key[1], 0.05)
+    theta, m = 1e-2 * jax.random.normal(key[3], (2, rank, 1)), 1e-2 * jax.random.normal(key[4], (2, rank))
+    return OneRSBOverlaps(q0 + positive(key[2], 1e-5), q0, V, theta, m)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_equations_make_the_free_energy_stationary(rank):
+    """`overlaps` and `conjugates` are the conditions that Phi_s does not change to first order in either of them."""
+    model, hats, s, alpha = ta.dot_product(rank=rank), _random_hats(rank), jnp.asarray(300.0), jnp.asarray(1.3)
+    x = overlaps(model, hats, s)
+    by_hats = jax.grad(lambda hats: free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
+    for name, slope in vars(by_hats).items():
+        assert np.max(np.abs(slope)) < 1e-9 * max(1.0, s) * np.max(np.abs(x.V)), name
+
+    def channel(x):  # any smooth function of symmetric matrices
+        return sum(jnp.sum(jnp.sin(a + jnp.swapaxes(a, 1, 2))) for a in (x.q1, x.q0, x.V)) + jnp.sum(x.theta**2 - x.m)
+
+    image = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2))
+    by_x = jax.grad(lambda x: free_energy(model, alpha, x, image, s, channel(x)))(x)
+    for name, slope in vars(by_x).items():
+        assert np.max(np.abs(slope)) < 1e-12 * s, name
+    for k, name in enumerate(("theta", "m")):  # what a branch holds at zero has no conjugate
+        held = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
+        assert np.all(getattr(held, name) == 0) and np.any(getattr(image, name) != 0)
