@@ -91,7 +91,7 @@ def test_a_step_out_of_the_domain_has_a_status():
 
 
 @pytest.mark.parametrize(
-    ("steps", "change", "status"),  # other numbers of steps are other programs
+    ("steps", "change", "status"),  # jax keeps a program for every number of steps and nodes
     [
         (2, {}, "converged"),
         (3, {"q": 1.01}, "max steps"),
@@ -102,7 +102,7 @@ def test_a_step_out_of_the_domain_has_a_status():
         (8, {"V": -1.0}, "left domain"),
     ],
 )
-def test_status_is_that_of_the_last_iteration(setting, monkeypatch, steps, change, status):
+def test_status_is_that_of_the_last_iteration(model, monkeypatch, steps, change, status):
     """A map that multiplies one of the order parameters by a factor in every iteration."""
 
     class Factors:
@@ -113,7 +113,7 @@ def test_status_is_that_of_the_last_iteration(setting, monkeypatch, steps, chang
             return ta.Overlaps(**{name: a * change.get(name, 1.0) for name, a in vars(x).items()}), None
 
     monkeypatch.setattr(state_evolution, "Equations", Factors)
-    path = ta.state_evolution(setting[0], 2.0, start_of(), steps, nodes=setting[1])
+    path = ta.state_evolution(model, 2.0, start_of(), steps, nodes=ta.sobol_nodes(model, 2**5, replicates=3))
     assert path.status_name == status
     for name, a in vars(path.history).items():
         is_whole = status in ("converged", "max steps")
