@@ -191,7 +191,7 @@ DOCSTRINGS: dict[str, list[str]] = {
     "train": [
         f"the paper's {short(training.RATES['gd'])} for gradient descent, {short(training.RATES['adam'])} for Adam, "
         f"and {training.RATES['lbfgs']:g} for L-BFGS",
-        f"not at a minimum after the paper's {default('train', 'steps')} steps",
+        f"not at a minimum after the published {default('train', 'steps')} steps",
     ],
 }
 
