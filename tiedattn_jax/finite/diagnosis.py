@@ -103,8 +103,8 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     (L, n, d, _), law = data.shape, model.law()
     traces = np.asarray(law.weights @ law.gamma, float)
     if L != model.shape[0] or (data.classes is None) != (law.sentences is None) or len(data.gamma) != len(traces):
-        wanted = f"the tokens and classes of the model, L = {model.shape[0]} and {len(traces)} laws"
-        raise InputError("data", f"must have {wanted}, got L = {L} and {len(data.gamma)} laws")
+        requirement = f"must have the tokens and classes of the model, L = {model.shape[0]} and {len(traces)} laws"
+        raise InputError("data", f"{requirement}, got L = {L} and {len(data.gamma)} laws")
     m = jax.tree.map(lambda a: np.asarray(a, float), _moments(data))
     squares = np.asarray(law.weights @ law.gamma**2, float)
     by_law = traces**2 / squares  # effective dimensions
