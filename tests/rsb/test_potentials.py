@@ -104,13 +104,17 @@ def test_channel_potential_by_a_search_for_jumps():
 
     @jax.jit
     def expansion(at, with_slopes):
-        setting = lambda u: (model, jnp.ones(()), _state(*u[:3]), u[3])  # noqa: E731
+        def setting(u):
+            return model, jnp.ones(()), _state(*u[:3]), u[3]
+
         return potentials.channel_expansion(setting, averages, at, with_slopes)[:2]
 
     def gradient(by_x, by_s):
         return jnp.stack([*(a.reshape(-1, *a.shape[3:])[0] for a in (by_x.q1, by_x.q0, by_x.V)), by_s])
 
-    by_hand = lambda at: _channel_by_hand(*at)  # noqa: E731
+    def by_hand(at):
+        return _channel_by_hand(*at)
+
     (value, *slopes), (slope, *bends) = expansion(at, jnp.asarray(True))
     np.testing.assert_allclose(value, by_hand(at), rtol=1e-4)
     np.testing.assert_allclose(gradient(*slopes), jax.grad(by_hand)(at), rtol=1e-3)

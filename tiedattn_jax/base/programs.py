@@ -72,15 +72,16 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
             to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
 
     Raises:
-        InputError: the folder cannot be made, or others can write to it.
+        InputError: a folder that was named cannot be made, or others can write to the folder.
     """
-    argument = "folder" if folder or not os.environ.get("TIEDATTN_CACHE") else "TIEDATTN_CACHE"
-    location = folder or os.environ.get("TIEDATTN_CACHE") or Path.home() / ".cache" / "tiedattn_jax"
+    named = folder or os.environ.get("TIEDATTN_CACHE")
+    argument = "TIEDATTN_CACHE" if named and not folder else "folder"
+    location = named or Path.home() / ".cache" / "tiedattn_jax"
     if str(location) != "0":
         traced = Path(location) / "traced"
         for private in (Path(location), traced):
             make_private(private, argument)
-            if not private.is_dir() and (folder or os.environ.get("TIEDATTN_CACHE")):
+            if named and not private.is_dir():
                 raise InputError(argument, f"must be a folder that can be made, got {argument}='{location}'")
         jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

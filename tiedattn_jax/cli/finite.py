@@ -14,7 +14,7 @@ from ..base.results import Status
 from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp
-from ..finite.training import OPTIMIZERS, Training, train
+from ..finite.training import OPTIMIZERS, Training, default_optimizer, train
 from ..model.parameters import scalar_parameters
 from .options import ALPHA, MODEL, averages, integer, model_of, nodes_of, subcommand
 from .report import Report, progress_bars
@@ -43,7 +43,7 @@ def register(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Draw the instances, run message passing or training on them, and solve the theory for each."""
     model = model_of(args)
-    method = "gamp" if args.command == "gamp" else args.optimizer or ("lbfgs" if model.penalty is None else "gd")
+    method = "gamp" if args.command == "gamp" else args.optimizer or default_optimizer(model)
     steps = args.steps or STEPS[method]
 
     def run_one(data: Data, key: PRNGKeyArray) -> GAMP | Training:

@@ -165,6 +165,11 @@ class Descent(eqx.Module):
         return cls(optimizer, int(steps), jnp.asarray(rate, dtype), jnp.asarray(tol, dtype))
 
 
+def default_optimizer(model: Model, *, stored: bool = True, rate: Number | None = None) -> str:
+    """Return "lbfgs", or "gd" where L-BFGS is not possible or a rate is given; `stored` says whether the data are."""
+    return "lbfgs" if model.penalty is None and stored and rate is None else "gd"
+
+
 def train(
     model: Model,
     data: Sample,
@@ -212,8 +217,7 @@ def train(
     Q = start(model, data, init, key, scale)
     exact = as_flag(exact, "exact")
     if optimizer is None:
-        has_line_search = model.penalty is None and isinstance(data, Data) and rate is None
-        optimizer = "lbfgs" if has_line_search else "gd"
+        optimizer = default_optimizer(model, stored=isinstance(data, Data), rate=rate)
     options = Descent.checked(optimizer, steps, rate, tol, Q.dtype)
     if optimizer == "lbfgs":
         data.stored("for L-BFGS, whose line search needs further products")
