@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.store import write_whole
+from tiedattn_jax.base.files import write_whole
 from tiedattn_jax.finite.products import back_project, student_fields
 
 ALPHA_C = 1.2515373  # on lines of order 15, accurate to 1e-6

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from matplotlib.colors import LogNorm
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.printing import with_error
+from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.plotting.style import panels
 

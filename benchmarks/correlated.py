@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.starts import start as start_of
+from tiedattn_jax.finite.sampling import start as start_of
 from tiedattn_jax.model.overlaps import magnitudes
 
 CASES = {"smooth, semantic": (0.1, 3.0), "smooth, positional": (0.6, 4.0), "jumps, positional": (0.6, 1.5)}

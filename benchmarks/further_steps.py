@@ -27,8 +27,7 @@ from scipy.optimize import minimize, root
 from scipy.special import log_ndtr
 
 import tiedattn_jax as ta
-from tiedattn_jax.theory.elevation import softened, two_values
-from tiedattn_jax.theory.observables import moments
+from tiedattn_jax.theory.observables import moments, softened, two_values
 from tiedattn_jax.theory.potentials import channel_gradient
 
 POSITIONS, REACH = np.linspace(-14.0, 14.0, 1401), 9.0  # positions across a jump; largest normal deviate

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.printing import with_error
+from tiedattn_jax.base.report import with_error
 
 COLUMNS = {"training loss": "train_loss", "test error": "gen_error", "q": "q"}
 

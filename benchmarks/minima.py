@@ -27,9 +27,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.printing import with_error
-from tiedattn_jax.base.results import error_bar
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.base.report import error_bar, with_error
+from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.theory.observables import gen_error_in
 
 SIZES = 1.0, 2.0  # range of the random rest of a start, relative to that of the state

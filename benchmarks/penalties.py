@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.instances import Compared
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.model.overlaps import PAIR
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.starts import start as start_of
+from tiedattn_jax.finite.sampling import start as start_of
 
 from . import monte_carlo, published_method, pytorch_training
 from .suite import Measurement, measure

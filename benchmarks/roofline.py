@@ -25,9 +25,9 @@ from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Coordinates, branch_of
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.paths import Call, together
-from tiedattn_jax.theory.pool import run_one
 
 from .operations import Operations, operations
 from .published_method import machine

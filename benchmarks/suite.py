@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tiedattn_jax.base.store import write_whole
+from tiedattn_jax.base.files import write_whole
 from tiedattn_jax.plotting.style import panels
 
 from .published_method import machine

@@ -16,7 +16,7 @@ from jax import lax
 from scipy.optimize import minimize
 
 import tiedattn_jax as ta
-from tiedattn_jax.theory.elevation import jump_cost
+from tiedattn_jax.theory.observables import jump_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
 

@@ -11,7 +11,7 @@ from lowering import products
 
 import tiedattn_jax as ta
 from tiedattn_jax import counting
-from tiedattn_jax.base.linalg import precise
+from tiedattn_jax.base.arrays import precise
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

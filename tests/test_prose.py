@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import lines, moreau, nodes, sizes
-from tiedattn_jax.base import results, store
-from tiedattn_jax.bayes import nodes as bayes_nodes
-from tiedattn_jax.dynamics import emergence, landscape, sgd, small_start, spans
+from tiedattn_jax.averages import lines, moreau, nodes, rules as sizes
+from tiedattn_jax.base import files as store, report as results
+from tiedattn_jax.bayes import channel as bayes_nodes
+from tiedattn_jax.dynamics import emergence, flow as spans, landscape, sgd, small_start
 from tiedattn_jax.finite import estimate, evaluation, instances, message_passing, sampling, training, value
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best_places, best_ridge, best_search, trace, transitions
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
-from tiedattn_jax.theory import newton, slots, weights
+from tiedattn_jax.theory import engine as slots, newton, potentials as weights
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

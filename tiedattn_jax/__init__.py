@@ -33,29 +33,28 @@ double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import cli as cli, counting as histogram
-from .averages.default import default_nodes as default_nodes
 from .averages.lines import line_nodes as line_nodes
 from .averages.nodes import (
     gauss_hermite_nodes as gauss_hermite_nodes,
     monte_carlo_nodes as monte_carlo_nodes,
     sobol_nodes as sobol_nodes,
 )
-from .averages.rule import Replicate as Replicate, Rule as Rule
-from .averages.sizes import SIZES as SIZES
+from .averages.recipes import default_nodes as default_nodes
+from .averages.rules import SIZES as SIZES, Replicate as Replicate, Rule as Rule
 from .base.errors import InputError as InputError
+from .base.files import VERSION as VERSION, load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
-from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
-from .base.saved import load as load
-from .base.store import VERSION as VERSION
+from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
+from .bayes.channel import posterior_pair as posterior_pair
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
-from .bayes.nodes import posterior_pair as posterior_pair
-from .bayes.recovery import (
+from .bayes.thresholds import (
     Recovery as Recovery,
     perfect_recovery as perfect_recovery,
+    spectral_overlap as spectral_overlap,
     weak_recovery as weak_recovery,
 )
-from .bayes.spectral import spectral_overlap as spectral_overlap
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
+from .dynamics.flow import span_fields as span_fields
 from .dynamics.landscape import (
     Landscape as Landscape,
     LandscapeMap as LandscapeMap,
@@ -63,15 +62,13 @@ from .dynamics.landscape import (
     landscape_map as landscape_map,
 )
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
-from .dynamics.sgd import sgd as sgd
+from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
 from .dynamics.small_start import (
     Separation as Separation,
     SmallStart as SmallStart,
     separation as separation,
     small_start as small_start,
 )
-from .dynamics.spans import span_fields as span_fields
-from .dynamics.trajectory import Crossing as Crossing, Student as Student, Trajectory as Trajectory
 from .finite.data import Data as Data, shard as shard
 from .finite.diagnosis import Diagnosis as Diagnosis, Finding as Finding, diagnose as diagnose
 from .finite.evaluation import (
@@ -83,8 +80,12 @@ from .finite.instances import Instances as Instances, run_instances as run_insta
 from .finite.message_passing import GAMP as GAMP, gamp as gamp
 from .finite.on_demand import DataOnDemand as DataOnDemand, sample_on_demand as sample_on_demand
 from .finite.posterior_mean import PosteriorMean as PosteriorMean, posterior_mean as posterior_mean
-from .finite.sampling import raw_labels as raw_labels, realised as realised, sample_data as sample_data
-from .finite.starts import spectral_direction as spectral_direction
+from .finite.sampling import (
+    raw_labels as raw_labels,
+    realised as realised,
+    sample_data as sample_data,
+    spectral_direction as spectral_direction,
+)
 from .finite.training import Training as Training, risk as risk, train as train
 from .finite.value import ValueTraining as ValueTraining, train_value as train_value
 from .model.checks import check as check
@@ -102,10 +103,9 @@ from .model.layers import (
     relu_attention as relu_attention,
     untied_dot_product as untied_dot_product,
 )
-from .model.model import Model as Model
+from .model.model import Model as Model, Preimages as Preimages, orbit as orbit
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.penalties import L1 as L1, Penalty as Penalty
-from .model.preimages import Preimages as Preimages, orbit as orbit
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
 from .phases.best_curve import BestCurve as BestCurve
 from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge

@@ -25,8 +25,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from tiedattn_jax.base.errors import InputError
+from tiedattn_jax.base.files import write_whole
 from tiedattn_jax.base.programs import use_compilation_cache
-from tiedattn_jax.base.store import write_whole
 
 from .data import Bar, Task
 from .figures import FIGURES, Entry, chosen

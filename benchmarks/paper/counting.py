@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tiedattn_jax import counting
-from tiedattn_jax.plotting.counting import attention_figure
+from tiedattn_jax.plotting.simulations import attention_figure
 
 from .data import Columns, Task, keep, known, read
 from .page import Row

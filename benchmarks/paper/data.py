@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.store import Checkpoint, packed, unpacked, write_whole
+from tiedattn_jax.base.files import Checkpoint, packed, unpacked, write_whole
 
 Columns = dict[str, Shaped[np.ndarray, " rows"]]
 _MAPS = Path("/proc/self/maps")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tiedattn_jax.base.printing import with_error
+from tiedattn_jax.base.report import with_error
 
 
 class Row(NamedTuple):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Real
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.instances import Compared
-from tiedattn_jax.finite.starts import start as start_of
+from tiedattn_jax.finite.sampling import start as start_of
 
 from .data import Columns, where
 

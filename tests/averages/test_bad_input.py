@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rule import check_rule
+from tiedattn_jax.averages.rules import check_rule
 from tiedattn_jax.base.errors import InputError
 
 SOBOL, PLAIN, GRID, LINES, DEFAULT = (

@@ -16,7 +16,7 @@ from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_a
 from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.moreau import loss_at_nodes, moreau, prox_gradient
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 

@@ -8,10 +8,9 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.fields import fields, whiten
-from tiedattn_jax.averages.rule import average, average_of_weighted
-from tiedattn_jax.averages.sizes import WIDE_COARSE
-from tiedattn_jax.base import linalg
-from tiedattn_jax.base.linalg import apply, ldl_solve
+from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted
+from tiedattn_jax.base import arrays as linalg
+from tiedattn_jax.base.arrays import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -88,7 +87,7 @@ def test_the_coarse_replicate_is_a_rule(model, make):
 def test_beyond_two_fields_the_coarse_replicate_is_small():
     uniform = np.full((3, 3), 1 / 3)
     wide = ta.dot_product(mixing=uniform, encodings=np.linspace(-1, 1, 3)[:, None])
-    for model, count in ((ta.dot_product(), 2**12), (wide, WIDE_COARSE)):
+    for model, count in ((ta.dot_product(), 2**12), (wide, WIDE_COARSE_NODES)):
         assert ta.sobol_nodes(model, 2**12, replicates=1).coarse.weighted == count
 
 

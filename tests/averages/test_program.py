@@ -12,8 +12,8 @@ from jax import lax
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import program as averaging
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import Call, together
-from tiedattn_jax.theory.pool import run_one
 
 
 @pytest.fixture

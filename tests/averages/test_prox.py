@@ -7,8 +7,8 @@ from cases import CASES, Tempered, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages import minima as minima_module, moreau as moreau_module, prox as px
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.base import linalg, nodewise
-from tiedattn_jax.base.linalg import ldl_solve
+from tiedattn_jax.base import arrays as linalg, nodewise
+from tiedattn_jax.base.arrays import ldl_solve
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

@@ -12,8 +12,8 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rule import Rule
-from tiedattn_jax.base.printing import by_token, entries, rows_of, table, with_error
+from tiedattn_jax.averages.rules import Rule
+from tiedattn_jax.base.report import by_token, entries, rows_of, table, with_error
 from tiedattn_jax.finite.instances import NAMES, Compared
 
 SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base import programs as compiled, store
+from tiedattn_jax.base import files as store, programs as compiled
+from tiedattn_jax.base.arrays import inverse
 from tiedattn_jax.base.derivatives import derivative_along
-from tiedattn_jax.base.linalg import inverse
+from tiedattn_jax.base.files import packed
 from tiedattn_jax.base.programs import stored_program
-from tiedattn_jax.base.store import packed
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.observables import gen_error_in
 from tiedattn_jax.theory.paths import Call, together
-from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import branch_start
 
 TRACED_IN = compiled.traced_in
@@ -176,7 +176,7 @@ def test_a_file_of_another_program_is_not_run(folder, traced, arguments):
     "name",
     [
         "os:system", "builtins:eval", "builtins:int", "builtins:object", "collections:OrderedDict",
-        "tiedattn_jax.base.store:os.system", "tiedattn_jax.base.store:write_whole", "tiedattn_jax.base.store:Store",
+        "tiedattn_jax.base.files:os.system", "tiedattn_jax.base.files:write_whole", "tiedattn_jax.base.files:Store",
         "tiedattn_jax.__main__:main", "tiedattn_jax.nowhere:Model", "no name",
     ],
 )  # fmt: skip

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.saved import pack
-from tiedattn_jax.base.store import packed
+from tiedattn_jax.base.files import pack, packed
 from tiedattn_jax.finite.diagnosis import Diagnosis, Finding
 from tiedattn_jax.theory.states import number_shapes
 
@@ -139,7 +138,7 @@ def test_other_files(tmp_path):
         path.write_bytes(packed({"about": np.array(json.dumps(about))}))
         with pytest.raises(ta.InputError, match="path needs the class"):
             ta.load(path)
-    about = {"result": {"class": ["tiedattn_jax.base.results", "Average"], "fields": {"value": 1.0}}}
+    about = {"result": {"class": ["tiedattn_jax.base.report", "Average"], "fields": {"value": 1.0}}}
     path.write_bytes(packed({"about": np.array(json.dumps(about))}))
     with pytest.raises(ta.InputError, match="path must be of this version of Average"):
         ta.load(path)

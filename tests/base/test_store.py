@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.store import Checkpoint, Store, claim, csv_of, fingerprint, packed, unpacked, write_whole
+from tiedattn_jax.base.files import Checkpoint, Store, claim, csv_of, fingerprint, packed, unpacked, write_whole
 
 PIECES = {
     "track-00000": {"q": np.linspace(0, 1, 6).reshape(2, 3), "ok": np.array([True, False])},
@@ -199,7 +199,7 @@ def test_damaged_pieces_are_named(filled):
 
 
 def test_pieces_of_another_version_are_refused(filled, monkeypatch):
-    monkeypatch.setattr("tiedattn_jax.base.store.VERSION", "0.0.1")
+    monkeypatch.setattr("tiedattn_jax.base.files.VERSION", "0.0.1")
     with pytest.raises(InputError, match="same model, nodes, axes and version only"):
         Store(filled, "mark", resume=True).load()
 
@@ -212,7 +212,7 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
         assert [p.name for p in path.parent.glob(".*.part")]  # the part lies beside the file, not in its place
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", disk_full)
+    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", disk_full)
     with pytest.raises(OSError, match=f"No space left on device: '{path}'") as raised:
         write_whole(path, b"new")
     assert raised.value.errno == errno.ENOSPC
@@ -231,9 +231,9 @@ def umask():
 
 def test_content_is_on_the_disk_before_it_has_the_name(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", lambda file: order.append(os.fstat(file).st_size))
+    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", lambda file: order.append(os.fstat(file).st_size))
     replace = os.replace
-    monkeypatch.setattr("tiedattn_jax.base.store.os.replace", lambda *a: order.append("named") or replace(*a))
+    monkeypatch.setattr("tiedattn_jax.base.files.os.replace", lambda *a: order.append("named") or replace(*a))
     write_whole(tmp_path / "file", b"four")
     assert order == [4, "named"]
 
@@ -242,7 +242,7 @@ def test_an_interrupted_run_leaves_what_was_finished(filled, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.replace", interrupt)
+    monkeypatch.setattr("tiedattn_jax.base.files.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Store(filled, "mark", resume=True).put("track-00013", {"q": np.ones(2)})
     assert set(Store(filled, "mark", resume=True).load()) == set(PIECES)
@@ -252,7 +252,7 @@ def test_an_interrupted_run_leaves_what_was_finished(filled, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from tiedattn_jax.base.store import claim, write_whole
+from tiedattn_jax.base.files import claim, write_whole
 folder = Path(sys.argv[1])
 held = claim(folder)
 print("filling", flush=True)
@@ -321,7 +321,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.fcntl.flock", refuse)
+    monkeypatch.setattr("tiedattn_jax.base.files.fcntl.flock", refuse)
     (tmp_path / ".0123.part").write_bytes(b"b")
     assert not claim(tmp_path).locked
     assert len(list(tmp_path.iterdir())) == 1  # the part may be another run's
@@ -414,7 +414,7 @@ def test_a_checkpoint_of_another_configuration_says_in_what_it_differs(tmp_path,
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, state, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("tiedattn_jax.base.store.VERSION", "0.0.1")
+        patch.setattr("tiedattn_jax.base.files.VERSION", "0.0.1")
         Checkpoint(tmp_path / "run", CONFIGURATION).save(1, state)
     with pytest.raises(InputError, match=r"of this configuration, .* with version='0.0.1' instead of '"):
         Checkpoint(tmp_path / "run", CONFIGURATION).load(state)

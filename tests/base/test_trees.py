@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tiedattn_jax.base import trees
+from tiedattn_jax.base import arrays as trees
 
 A, B = np.arange(6.0).reshape(2, 3), np.array([True, False])
 

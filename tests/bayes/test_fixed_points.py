@@ -6,7 +6,7 @@ import pytest
 from channels import Noisy, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
-from tiedattn_jax.bayes import potentials, signs
+from tiedattn_jax.bayes import channel as potentials, channel as signs
 from tiedattn_jax.bayes.fixed_points import noise_of
 from tiedattn_jax.model.overlaps import Overlaps
 from tiedattn_jax.theory.observables import gen_error_in

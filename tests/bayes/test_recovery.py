@@ -5,7 +5,7 @@ import pytest
 from channels import Noisy, NoisyPlain, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
-from tiedattn_jax.bayes import recovery
+from tiedattn_jax.bayes import thresholds as recovery
 
 
 @pytest.mark.parametrize("L", [2, 3])

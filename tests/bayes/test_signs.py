@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tiedattn_jax.bayes import signs
+from tiedattn_jax.bayes import channel as signs
 
 C = (1e-6, 0.05, 0.7, 1.0, 4.0, 300.0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import Status, error_bar
+from tiedattn_jax.base.report import Status, error_bar
 from tiedattn_jax.cli import finite
 from tiedattn_jax.cli.main import main
 

@@ -132,7 +132,7 @@ def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
             return
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", exhausted)
+    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", exhausted)
     err = failed(capsys, "solve", "--out", str(tmp_path))
     assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
     assert "free space or use another one, what was finished is there" in err

@@ -12,9 +12,9 @@ import pytest
 
 from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.results import Status
+from tiedattn_jax.base.report import Status
 from tiedattn_jax.counting import training as training_module
-from tiedattn_jax.plotting.counting import attention_figure, learning_figure
+from tiedattn_jax.plotting.simulations import attention_figure, learning_figure
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -348,7 +348,7 @@ def test_a_checkpoint_is_whole_or_the_old_one(data, keys, tmp_path, monkeypatch)
     def disk_full(file):
         raise OSError("no space left")
 
-    monkeypatch.setattr("tiedattn_jax.base.store.os.fsync", disk_full)
+    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", disk_full)
     with pytest.raises(OSError, match="no space left"):
         task.train(keys, data, PAIR, epochs=2, checkpoint=file, **SIZES)
     monkeypatch.undo()

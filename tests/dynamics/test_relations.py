@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
-from tiedattn_jax.dynamics.trajectory import Crossing
+from tiedattn_jax.dynamics.sgd import Crossing
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.trees import indexed
+from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.dynamics import flow
 from tiedattn_jax.theory.observables import gen_error_in
 

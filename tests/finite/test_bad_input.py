@@ -19,8 +19,7 @@ from tiedattn_jax.finite.estimate import check_fit
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
-from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data, start
 from tiedattn_jax.finite.training import risk, train
 from tiedattn_jax.finite.value import ValueTraining, train_value
 from tiedattn_jax.model.layers import LAYERS

@@ -10,8 +10,7 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.estimate import check_estimate, check_fit
 from tiedattn_jax.finite.products import back_project, student_fields, token_gram
-from tiedattn_jax.finite.sampling import raw_labels
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.finite.sampling import raw_labels, start
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

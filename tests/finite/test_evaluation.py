@@ -9,8 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.products import student_fields
-from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data, start
 from tiedattn_jax.theory.observables import gen_error, gen_error_linear
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")

@@ -13,7 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base import errors
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data
-from tiedattn_jax.finite.dice import Dice
+from tiedattn_jax.finite.on_demand import Dice
 from tiedattn_jax.finite.training import risk_and_gradient
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite import evaluation
-from tiedattn_jax.finite.dice import Dice
+from tiedattn_jax.finite.on_demand import Dice
 from tiedattn_jax.finite.sampling import draw_sentences
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")

@@ -11,7 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.finite.starts import start
+from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.layers import LAYERS
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, label

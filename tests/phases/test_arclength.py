@@ -10,7 +10,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import arclength
-from tiedattn_jax.theory.pool import run_one
+from tiedattn_jax.theory.engine import run_one
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.store import Store
+from tiedattn_jax.base.files import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
 from tiedattn_jax.theory.solve import Problem

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.phases.diagram import REGIONS
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])

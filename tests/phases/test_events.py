@@ -12,15 +12,15 @@ import pytest
 from cases import ALPHA_C, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import locate, trace, transitions
 from tiedattn_jax.phases.boundaries import baseline_branch
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.locate import Zero, crossings, find_zero, guess_of, number_of, transition_of
 from tiedattn_jax.phases.secant import Secant, zero_between
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import Call
-from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
 
 

@@ -17,13 +17,13 @@ import pytest
 from cases import CASES, POOL_ROUNDING
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rule import COARSE
+from tiedattn_jax.averages.rules import COARSE
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.model.parameters import Axis, Parameter
 from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.follow import Follower
+from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Lane
-from tiedattn_jax.theory.pool import run, run_one
 from tiedattn_jax.theory.solve import Problem
 
 ALPHAS, OMEGAS = [0.5, 1.0, 1.25, 2.0], [0.3, 0.35]

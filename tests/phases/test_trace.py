@@ -13,7 +13,7 @@ from tiedattn_jax.phases import trace as tracing
 from tiedattn_jax.phases.events import Event
 from tiedattn_jax.phases.locate import Zero
 from tiedattn_jax.phases.trace import first_sign_change
-from tiedattn_jax.theory.pool import run_one
+from tiedattn_jax.theory.engine import run_one
 
 OMEGAS = [0.3, 0.33, 0.36]
 

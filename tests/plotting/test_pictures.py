@@ -15,14 +15,26 @@ from matplotlib.figure import Figure
 import tiedattn_jax as ta
 from tiedattn_jax.dynamics.landscape import words_of
 from tiedattn_jax.phases.boundaries import Boundary
-from tiedattn_jax.plotting.branches import branch_figure, path_figure
-from tiedattn_jax.plotting.counting import attention_figure, learning_figure, token_name
-from tiedattn_jax.plotting.diagrams import diagram_figure, event_map_figure, slice_figure
-from tiedattn_jax.plotting.dynamics import emergence_figure, landscape_figure, trajectory_figure
-from tiedattn_jax.plotting.events import boundary_figure, transition_figure
-from tiedattn_jax.plotting.optimal import optimal_figure
-from tiedattn_jax.plotting.simulations import gamp_figure, instances_figure, training_figure
+from tiedattn_jax.plotting.diagrams import (
+    boundary_figure,
+    diagram_figure,
+    event_map_figure,
+    slice_figure,
+    transition_figure,
+)
+from tiedattn_jax.plotting.simulations import (
+    attention_figure,
+    emergence_figure,
+    gamp_figure,
+    instances_figure,
+    landscape_figure,
+    learning_figure,
+    token_name,
+    training_figure,
+    trajectory_figure,
+)
 from tiedattn_jax.plotting.style import COLOURS, LABELS, is_geometric, panels
+from tiedattn_jax.plotting.theory import branch_figure, optimal_figure, path_figure
 
 
 def point(value, growth, *, bar=False):

@@ -10,8 +10,8 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
-from tiedattn_jax.base.linalg import apply
-from tiedattn_jax.rsb import cluster_jumps as cluster_jumps_module, clusters
+from tiedattn_jax.base.arrays import apply
+from tiedattn_jax.rsb import cluster_law as cluster_jumps_module, clusters
 from tiedattn_jax.rsb.cluster_law import ClusterLaw
 from tiedattn_jax.theory.potentials import stationary
 

@@ -14,16 +14,15 @@ from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.loops import counted_loops
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
-from tiedattn_jax.averages.rule import sum_of_weighted
+from tiedattn_jax.averages.rules import sum_of_weighted
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton
 from tiedattn_jax.rsb.fixed_points import BrokenState, with_derivatives
 from tiedattn_jax.rsb.newton import Moving, Solution, corrected_matrix
-from tiedattn_jax.rsb.nodes import _in_blocks
-from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, free_energy, overlaps, prior
+from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, _in_blocks, free_energy, overlaps, prior
 from tiedattn_jax.theory import potentials as rs_potentials
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.equations import value_and_columns
-from tiedattn_jax.theory.pool import run_one
 
 S = jnp.asarray(500.0)
 

@@ -5,7 +5,7 @@ import pytest
 from cases import CASES, state
 from scipy.stats import norm
 
-from tiedattn_jax.rsb.near_jumps import lay_nodes, nodes_on_line
+from tiedattn_jax.rsb.potentials import lay_nodes, nodes_on_line
 
 
 @pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])

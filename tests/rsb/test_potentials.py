@@ -13,8 +13,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.cluster_law import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.nodes import averages_at
-from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, conjugates, free_energy, overlaps
+from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, averages_at, conjugates, free_energy, overlaps
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 

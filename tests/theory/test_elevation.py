@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rule import Jumps, Points, average
+from tiedattn_jax.averages.rules import Jumps, Points, average
 from tiedattn_jax.model.overlaps import Conjugates
-from tiedattn_jax.theory.elevation import elevation, elevation_moments, jump_cost, two_values
+from tiedattn_jax.theory.observables import elevation, elevation_moments, jump_cost, two_values
 from tiedattn_jax.theory.potentials import points_in
 
 V, ALPHA = 12.0, 1.5

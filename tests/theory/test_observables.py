@@ -9,7 +9,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.averages.rule import Jumps, Points, average
+from tiedattn_jax.averages.rules import Jumps, Points, average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations

@@ -15,8 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.model.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.observables import diagnose
-from tiedattn_jax.theory.potentials import overlaps, prior
-from tiedattn_jax.theory.weights import weight_fields, weight_law
+from tiedattn_jax.theory.potentials import overlaps, prior, weight_fields, weight_law
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 HATS = ta.Conjugates(

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.sizes import block_size
+from tiedattn_jax.averages.rules import block_size
 from tiedattn_jax.model.overlaps import BRANCHES
-from tiedattn_jax.theory import pool, slots as slots_module
+from tiedattn_jax.theory import engine as pool, engine as slots_module
+from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Call, together
-from tiedattn_jax.theory.pool import run, run_one
 from tiedattn_jax.theory.solve import Problem, branch_start
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, magnitudes
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import together
-from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import Status
+from tiedattn_jax.base.report import Status
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 DRAWN = settings(

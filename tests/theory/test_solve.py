@@ -9,12 +9,12 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.results import Status
-from tiedattn_jax.base.trees import indexed
+from tiedattn_jax.base.arrays import indexed
+from tiedattn_jax.base.report import Status
 from tiedattn_jax.model.overlaps import BRANCHES, admissible
 from tiedattn_jax.theory import solve as solving
+from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import together
-from tiedattn_jax.theory.pool import run_one
 from tiedattn_jax.theory.solve import Problem
 
 names = ("q", "V", "theta", "m")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..base.linalg import apply, cholesky, inverse, solve
+from ..base.arrays import apply, cholesky, inverse, solve
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 

@@ -25,11 +25,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Real
 from scipy import special
 
+from ..base.arrays import AnyArray, apply, either, inverse, matvec, repeated, tiled, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, array_of, as_flag, require
-from ..base.linalg import apply, inverse, matvec, total
-from ..base.trees import either, repeated, tiled
-from ..base.types import AnyArray
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
@@ -38,8 +36,18 @@ from .minima import Origin, origin_of, reference_axis
 from .moreau import moreau
 from .nodes import sobol_normals
 from .prox import with_implicit_derivative
-from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
-from .sizes import REPLICATES, block_size
+from .rules import (
+    REPLICATES,
+    Jumps,
+    Points,
+    Replicate,
+    Rule,
+    block_size,
+    block_width,
+    check_arguments,
+    check_memory,
+    in_blocks,
+)
 
 DEFAULT_ORDER = 9
 _SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has

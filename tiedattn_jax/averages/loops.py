@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from ..base.trees import either
+from ..base.arrays import either
 
 State = TypeVar("State")
 

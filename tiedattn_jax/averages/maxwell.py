@@ -27,8 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from ..base.linalg import ldl_solve, total
-from ..base.trees import either, indexed, tiled
+from ..base.arrays import either, indexed, ldl_solve, tiled, total
 from ..model.model import Model
 from .loops import counted, repeat
 from .minima import Origin, in_groups, lowest_minima

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from ..base.linalg import definite, ldl_solve, matvec, precise, total
+from ..base.arrays import definite, ldl_solve, matvec, precise, total
 from ..model.model import Model
 from .loops import counted, repeat
 from .moreau import expand, expansion_at_nodes, inverse_response, least_pivots

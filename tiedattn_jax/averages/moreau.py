@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..base.linalg import apply, inverse, matvec, total
+from ..base.arrays import apply, inverse, matvec, total
 from ..base.nodewise import nodewise
 from ..model.model import Model
 

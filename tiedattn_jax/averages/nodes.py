@@ -21,16 +21,27 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from scipy import special
 
+from ..base.arrays import Number, apply, cholesky, inverse
 from ..base.errors import InputError, require
-from ..base.linalg import apply, cholesky, inverse
-from ..base.types import Number
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
 from .moreau import moreau
 from .prox import Prox, search, with_implicit_derivative
-from .rule import Jumps, Points, Replicate, Rule, block_width, check_arguments, check_memory, in_blocks
-from .sizes import NODES, REPLICATES, block_size, coarse_size
+from .rules import (
+    NODES,
+    REPLICATES,
+    Jumps,
+    Points,
+    Replicate,
+    Rule,
+    block_size,
+    block_width,
+    check_arguments,
+    check_memory,
+    coarse_size,
+    in_blocks,
+)
 
 # Variance of the pathwise estimator (nodes move) over that of the score-function estimator (weights change), per
 # fraction of nodes near a jump divided by bandwidth^2. Measured for d/d sigma on 2^12 Sobol points with a bandwidth of

@@ -14,10 +14,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree, Shaped
 
+from ..base.arrays import precise
 from ..base.errors import is_concrete, is_tracing
-from ..base.linalg import precise
 from ..base.programs import stored_program
-from .rule import Replicate
+from .rules import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from ..base.arrays import ldl_solve, matvec
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.linalg import ldl_solve, matvec
 from ..model.model import Model
 from .loops import counted
 from .minima import REFINE_STEPS, Origin, descend, lowest_minima, minima_from_all_starts, newton_tolerance, pick

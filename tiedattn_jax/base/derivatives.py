@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree, PyTreeDef
 
-from .linalg import precise
+from .arrays import precise
 
 _HALVINGS = 60  # of an interval; a float has no more digits
 

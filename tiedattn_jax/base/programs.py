@@ -28,7 +28,7 @@ from jax import export
 from jaxtyping import PyTree, PyTreeDef
 
 from .errors import InputError
-from .store import make_private, packed, unpacked, write_whole
+from .files import make_private, packed, unpacked, write_whole
 
 _LOCK = threading.Lock()
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step

@@ -19,20 +19,25 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
-from ..averages.rule import Replicate, Rule, check_rule
+from ..averages.rules import Replicate, Rule, check_rule
+from ..base.arrays import AnyArray, either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.linalg import positive_definite, precise
-from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Replicated, Status
-from ..base.trees import either
-from ..base.types import AnyArray
+from ..base.report import Description, MeanField, Replicated, Status, rows_of
 from ..model.checks import check, check_provides
-from ..model.model import Model
+from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric
-from ..model.preimages import Preimages
 from ..theory.solve import check_alpha
-from .nodes import default_rule, posterior_pair
-from .potentials import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
+from .channel import (
+    Channel,
+    Posterior,
+    channel,
+    default_rule,
+    free_entropy,
+    gen_error,
+    posterior,
+    posterior_pair,
+    sign_channel,
+)
 
 _TOL = 1e-11  # relative change of the conjugates in a step of the map at which a search ends
 _MAX_STEPS = 400
@@ -136,7 +141,7 @@ class BayesPoint(Replicated):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.optimal import optimal_figure
+        from ..plotting.theory import optimal_figure
 
         return optimal_figure(self, recoveries, spectral, ax=ax)
 

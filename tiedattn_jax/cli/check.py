@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base.printing import table
+from ..base.files import VERSION
 from ..base.programs import use_compilation_cache
-from ..base.store import VERSION
+from ..base.report import table
 from ..model.layers import dot_product
-from ..theory.pool import cores
+from ..theory.engine import cores
 from ..theory.solve import solve
 
 # The semantic state of the standard model at alpha = 2, from an integration rule of another kind than any here.

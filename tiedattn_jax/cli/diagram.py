@@ -7,8 +7,8 @@ import argparse
 import numpy as np
 
 from ..base.errors import InputError, require_memory
-from ..base.saved import pack
-from ..bayes.recovery import RECOVERIES
+from ..base.files import pack
+from ..bayes.thresholds import RECOVERIES
 from ..phases.boundaries import Boundary
 from ..phases.grid import phase_diagram
 from ..phases.trace import trace_boundary

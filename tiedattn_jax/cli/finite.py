@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES
 from ..base.errors import require_memory
-from ..base.results import Status
+from ..base.report import Status
 from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp

@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from ..base.errors import InputError, require_memory
-from ..base.results import Status
-from ..base.store import claim, csv_of
-from ..counting.comparison import compare, table
+from ..base.files import claim, csv_of
+from ..base.report import Status
 from ..counting.task import MECHANISMS, Data, attention, sample
-from ..counting.training import History, Training, train, unfreeze
-from ..plotting.counting import attention_figure, learning_figure
+from ..counting.training import History, Training, compare, table, train, unfreeze
+from ..plotting.simulations import attention_figure, learning_figure
 from .options import defaults_of, integer, subcommand
 from .report import Report, png, progress_bars
 

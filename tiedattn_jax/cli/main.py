@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from ..base.errors import InputError
+from ..base.files import VERSION, folder_error, write_whole
 from ..base.programs import use_compilation_cache
-from ..base.store import VERSION, folder_error, write_whole
 from . import check, diagram, ended, finite, histogram, solve, transition
 from .options import ORIGIN, Parser
 from .report import Report

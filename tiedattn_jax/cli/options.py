@@ -11,10 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ..averages.default import default_nodes
 from ..averages.nodes import sobol_nodes
-from ..averages.rule import Rule
-from ..averages.sizes import REPLICATES, SIZES
+from ..averages.recipes import default_nodes
+from ..averages.rules import REPLICATES, SIZES, Rule
 from ..base.errors import InputError, require_memory
 from ..model.layers import LAYERS, AttentionLayer, dot_product
 from ..model.penalties import L1

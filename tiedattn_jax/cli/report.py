@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from ..averages.rule import Rule
+from ..averages.rules import Rule
 
 
 class Report(NamedTuple):

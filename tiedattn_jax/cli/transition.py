@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.sizes import SIZES
-from ..base.store import csv_of
+from ..averages.rules import SIZES
+from ..base.files import csv_of
 from ..bayes.fixed_points import bayes
-from ..bayes.recovery import Recovery, perfect_recovery, weak_recovery
+from ..bayes.thresholds import Recovery, perfect_recovery, weak_recovery
 from ..model.overlaps import PAIR
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
 from ..phases.follow import Curve
 from ..phases.sweep import sweep
 from ..phases.transitions import critical_alpha, linear_crossing
-from ..plotting.branches import branch_figure
+from ..plotting.theory import branch_figure
 from .options import MODEL, OPTIMAL, averages, model_of, nodes_of, subcommand
 from .report import Report, png, progress_bars
 

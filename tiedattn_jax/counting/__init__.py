@@ -21,7 +21,6 @@ training      `train` and `unfreeze`
 comparison    `compare`: frozen and free runs (Table 1)
 """
 
-from .comparison import Comparison as Comparison, compare as compare, table as table
 from .task import (
     MECHANISMS as MECHANISMS,
     Data as Data,
@@ -35,8 +34,11 @@ from .task import (
 from .training import (
     OPTIMIZERS as OPTIMIZERS,
     SOLVED as SOLVED,
+    Comparison as Comparison,
     History as History,
     Training as Training,
+    compare as compare,
+    table as table,
     train as train,
     unfreeze as unfreeze,
 )

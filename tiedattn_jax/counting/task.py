@@ -12,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
+from ..base.arrays import AnyArray, Number, precise
 from ..base.errors import (
     INT32,
     InputError,
@@ -25,8 +26,6 @@ from ..base.errors import (
     require_memory,
     require_number,
 )
-from ..base.linalg import precise
-from ..base.types import AnyArray, Number
 
 MECHANISMS = ("semantic", "positional", "free")
 

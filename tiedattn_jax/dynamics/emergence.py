@@ -23,10 +23,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ..averages.default import smooth_nodes
 from ..averages.moreau import gradient_at_nodes
 from ..averages.program import at_top_level, program
-from ..averages.rule import Replicate, Rule, check_rule
+from ..averages.recipes import smooth_nodes
+from ..averages.rules import Replicate, Rule, check_rule
+from ..base.arrays import cholesky, indexed, inverse
 from ..base.errors import (
     InputError,
     as_array,
@@ -39,18 +40,22 @@ from ..base.errors import (
     require_number,
     require_positive,
 )
-from ..base.linalg import cholesky, inverse
-from ..base.printing import Description, with_error
-from ..base.results import Replicated, Status
-from ..base.trees import indexed
+from ..base.report import Description, Replicated, Status, with_error
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
-from .flow import forces
-from .integrate import integrated, refined
-from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, encodings_on_directions
-from .trajectory import Crossing, first_crossing
+from .flow import (
+    check_independent,
+    check_one_eigenvalue,
+    check_smooth,
+    directions_of,
+    encodings_on_directions,
+    forces,
+    integrated,
+    refined,
+)
+from .sgd import Crossing, first_crossing
 
 MECHANISMS = "encodings", "teacher"
 _ORDER, _REPLICATES, _NODES = 10, 2, 2**13
@@ -165,7 +170,7 @@ class Emergence(Replicated):
         Returns:
             A matplotlib figure, or `ax`.
         """
-        from ..plotting.dynamics import emergence_figure
+        from ..plotting.simulations import emergence_figure
 
         return emergence_figure(self, ax)
 

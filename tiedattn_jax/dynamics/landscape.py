@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, Int, Real
 
 from ..averages.nodes import sobol_nodes
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule, average, check_rule
+from ..averages.rules import Replicate, Rule, average, check_rule
+from ..base.arrays import AnyArray, cholesky, stacked
 from ..base.errors import (
     InputError,
     as_number,
@@ -27,17 +28,13 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.linalg import cholesky
-from ..base.printing import Description, rows_of
-from ..base.results import Replicated, Status
-from ..base.trees import stacked
-from ..base.types import AnyArray
+from ..base.report import Description, Replicated, Status, rows_of
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from ..model.plane import PlaneResult, models_of_plane
+from ..model.parameters import PlaneResult, models_of_plane
 from ..theory.observables import error_in_block
+from .flow import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
 from .population import Risk, population
-from .spans import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
 
 _NODES, _MAP_NODES = 2**18, 2**14
 CANDIDATES = "semantic", "positional"
@@ -270,7 +267,7 @@ class LandscapeMap(PlaneResult):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.dynamics import landscape_figure
+        from ..plotting.simulations import landscape_figure
 
         return landscape_figure(self, ax=ax)
 

@@ -23,14 +23,13 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.fields import teacher_fields
 from ..averages.moreau import expansion_at_nodes, loss_at_nodes
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule, average, check_rule
+from ..averages.rules import Replicate, Rule, average, check_rule
+from ..base.arrays import cholesky, precise
 from ..base.errors import InputError, as_number, is_concrete, require, require_kind
-from ..base.linalg import cholesky, precise
-from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Replicated, Status
+from ..base.report import Description, MeanField, Replicated, Status, rows_of
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .spans import (
+from .flow import (
     check_independent,
     check_one_eigenvalue,
     check_smooth,

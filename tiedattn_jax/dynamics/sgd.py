@@ -1,28 +1,289 @@
-"""One-pass stochastic gradient descent: integration of its equations."""
+"""A trajectory of one-pass stochastic gradient descent, and the times of events on it.
+
+One-pass stochastic gradient descent: integration of its equations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.default import smooth_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
-from ..averages.rule import Replicate, Rule, check_rule
-from ..base.errors import INT32, InputError, as_number, require_count, require_not_negative, require_positive
-from ..base.linalg import precise
-from ..base.results import Status
-from ..base.trees import indexed
+from ..averages.recipes import smooth_nodes
+from ..averages.rules import Replicate, Rule, check_rule
+from ..base.arrays import StateArray, indexed, precise
+from ..base.derivatives import bisected_root
+from ..base.errors import (
+    INT32,
+    InputError,
+    as_number,
+    require_choice,
+    require_count,
+    require_not_negative,
+    require_positive,
+)
+from ..base.report import Description, MeanField, Replicated, Result, Status, error_bar, quorum, rows_of, with_error
 from ..model.model import Model
-from .flow import Moments, drift, forces, gram_of, overlaps_of, start_moments
-from .integrate import integrated, moved, refined
-from .spans import check_smooth
-from .trajectory import Run, Student, Trajectory
+from ..model.parameters import scalar_parameters
+from .flow import Moments, check_smooth, drift, forces, gram_of, integrated, moved, overlaps_of, refined, start_moments
+
+_NOTHING = 1e-10  # numbers below this are printed as zero: an overlap that decays becomes rounding
+
+CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "theta overtakes m": lambda s, value: s.along_teacher - s.along_encodings - value,
+    "m overtakes theta": lambda s, value: s.along_encodings - s.along_teacher - value,
+    "risk below": lambda s, value: value - s.risk,
+    "gen_error below": lambda s, value: value - s.gen_error,
+}
+
+
+class Student(eqx.Module):
+    """A student at every time of a trajectory; all arrays lead with the axis of the times.
+
+    Attributes:
+        R: Q^T Q / d.
+        Theta: Q^T Q* / d.
+        m: Q^T p_l / sqrt(d), and with the means of classes if there are any.
+        q, theta: overlaps of the library, Q^T Sigma_l Q / d and Q^T Sigma_l Q* / d.
+        along_teacher, along_encodings: squared sizes of the student's projections on the teacher and on the encodings,
+            parts of tr R.
+        gen_error: test error, the mean loss of a fresh sentence.
+        risk: the objective, ``gen_error + kappa / 2 tr R``.
+    """
+
+    R: Float[StateArray, "*T r r"]
+    Theta: Float[StateArray, "*T r t"]
+    m: Float[StateArray, "*T J r"]
+    q: Float[StateArray, "*T S r r"]
+    theta: Float[StateArray, "*T S r t"]
+    along_teacher: Float[StateArray, "*T"]
+    along_encodings: Float[StateArray, "*T"]
+    gen_error: Float[StateArray, "*T"]
+    risk: Float[StateArray, "*T"]
+
+
+class Run(eqx.Module):
+    """A trajectory in every replicate of the averages: all arrays lead with that axis.
+
+    Attributes:
+        student, rate: the student at every time, and its derivative in time.
+        moments: second moments at every atom of the spectrum.
+        step_error: error of the steps, relative to the size of the student; see `sgd`.
+        change: relative change per unit of time at the end.
+        growth: rate at which the fastest perturbation of the end grows, the largest eigenvalue of the linearised flow.
+        status: a `Status`.
+    """
+
+    student: Student
+    rate: Student
+    moments: Moments
+    step_error: Float[Array, "*R"]
+    change: Float[Array, "*R"]
+    growth: Float[Array, "*R"]
+    status: Int[Array, "*R"]
+
+
+class _Curve(MeanField[Array]):
+    """A field of the mean student; for two tokens and rank one its numbers, of m that of the first token."""
+
+    def __get__(self, result: Any, owner: type) -> Float[Array, "..."]:
+        return result.reduced(result.mean)[self.name]
+
+
+class Trajectory(Replicated):
+    """A student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
+
+    Numbers are means over the replicates of the averages; `stderr` has their error bars, see `error_bar`. All arrays
+    lead with the axis of the times. For two tokens and rank one they have no other axis, and m is that of the first
+    token; `mean` has the full arrays.
+
+    Attributes:
+        model, eta, kappa: arguments of `sgd`.
+        t: times, steps / d.
+        replicates: the trajectory in every replicate.
+        R: Q^T Q / d.
+        Theta: Q^T Q* / d.
+        m: Q^T p_l / sqrt(d).
+        q, theta: overlaps of the library, for every token, Q^T Sigma_l Q / d and Q^T Sigma_l Q* / d.
+        gen_error: test error.
+        risk: the objective, ``gen_error + kappa / 2 tr R``.
+    """
+
+    batch_probe = "t", 1
+    model: Model
+    eta: Float[Array, "*batch"]
+    kappa: Float[Array, "*batch"]
+    t: Float[Array, "*batch T"]
+    replicates: Run
+    R, Theta, m, q, theta = _Curve(), _Curve(), _Curve(), _Curve(), _Curve()
+    gen_error, risk = MeanField[Array](), MeanField[Array]()
+
+    @property
+    def mean(self) -> Student:
+        """Means over the replicates."""
+        return super().mean.student
+
+    @property
+    def stderr(self) -> Student:
+        """Error bars of the means; see `error_bar`."""
+        return super().stderr.student
+
+    def reduced(self, student: Student) -> dict[str, Float[Array, "..."]]:
+        """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""
+        fields = dict(vars(student))
+        if student.m.shape[-2:] == (2, 1) and student.Theta.shape[-1] == 1:  # a batched model has other shapes
+            for name in ("R", "Theta"):
+                fields[name] = fields[name][..., 0, 0]
+            for name in ("q", "theta"):
+                fields[name] = fields[name][..., 0, 0, 0]
+            fields["m"] = fields["m"][..., 0, 0]
+        return fields
+
+    @property
+    def status_name(self) -> Any:
+        """The status in words, such as "steady state" for `converged`; a list if it is an array."""
+        names = {0: "steady state", 2: "time over", 4: "blown up", 8: "the steps do not resolve it: pass more `steps`"}
+        return np.vectorize(lambda s: names[int(s)], otypes=[object])(self.status).tolist()
+
+    @property
+    def ok(self) -> bool | Bool[Any, "..."]:
+        """Whether the trajectory can be used: it is finite, and the steps resolve it."""
+        return self.status <= Status.max_steps
+
+    def crossing(self, event: str | Callable[[Student], Any], value: Any = 0.0) -> Crossing:
+        """Return the first time after the start at which a quantity becomes positive; it can be differentiated.
+
+        Args:
+            event: one of "theta overtakes m" (the student's projection on the teacher becomes larger than that on the
+                encodings), "m overtakes theta", "risk below", "gen_error below"; or a function of a `Student` at one
+                time.
+            value: the level of the last two events.
+
+        Returns:
+            A `Crossing`; its status is `absent` if the event does not happen.
+
+        Raises:
+            InputError: no event has this name.
+        """
+        if isinstance(event, str):
+            name = require_choice(event, "event", CROSSINGS)
+            quantity = CROSSINGS[name]
+        else:
+            quantity, name = (lambda s, _: event(s)), getattr(event, "__name__", "event")
+        value = as_number(value, "value", self.eta.dtype)
+        if "below" in name and isinstance(event, str):
+            name = f"{name} {value:g}" if at_top_level(value) else name
+
+        def time(student: Student, rate: Student, t: Array) -> Array:
+            f, slope = jax.vmap(lambda s, v: jax.jvp(lambda s: quantity(s, value), (s,), (v,)))(student, rate)
+            return first_crossing(f, slope, t)
+
+        for axis in [None, *[0] * (jnp.ndim(self.t) - 1)]:
+            time = jax.vmap(time, (0, 0, axis))
+        return Crossing(name, time(self.replicates.student, self.replicates.rate, self.t))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, curves and error bars, ready for JSON."""
+        curves, bars = (
+            {name: np.asarray(a).tolist() for name, a in self.reduced(s).items()} for s in (self.mean, self.stderr)
+        )
+        numbers = {"eta": float(self.eta), "kappa": float(self.kappa), **scalar_parameters(self.model)}
+        return {**numbers, "t": np.asarray(self.t).tolist(), **curves, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        names = "R", "Theta", "m", "gen_error", "risk"
+        mean, bars = (self.reduced(indexed(s, -1)) for s in (self.mean, self.stderr))
+        words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
+        numbers, errors = (
+            {name: np.where(np.abs(mean[name]) < _NOTHING, 0.0, values[name]) for name in names}
+            for values in (mean, bars)
+        )
+        rows = rows_of(numbers, errors)
+        rows = [(*row[:2], word or row[2]) for row, word in zip(rows, words, strict=True)]
+        details = [("step error", f"{np.max(self.replicates.step_error):.0e}", "of the integration, relative")]
+        for event in ("theta overtakes m", "m overtakes theta"):
+            crossing = self.crossing(event)
+            if crossing.ok:
+                details.append((event, "", f"at t = {with_error(crossing.t, crossing.stderr)}"))
+        what = f"One-pass SGD, eta = {self.eta:g}, kappa = {self.kappa:g}, at t = {self.t[-1]:g}"
+        return Description(what, self.status_name, rows, details)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot order parameters and risk against time; see `plotting.dynamics`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order" and "loss", or a
+                dict of some of them.
+
+        Returns:
+            The figure, or `ax`.
+        """
+        from ..plotting.simulations import trajectory_figure
+
+        return trajectory_figure(self, ax=ax)
+
+
+class Crossing(Result):
+    """The time at which an event happens on a trajectory, with its derivatives.
+
+    Attributes:
+        event: the event.
+        replicates: the time in every replicate of the averages; NaN where the event does not happen.
+        t: mean over the replicates in which it happens; NaN if it happens in less than half of them.
+        stderr: error bar of the mean.
+    """
+
+    event: str = eqx.field(static=True)
+    replicates: Float[Array, "*batch R"]
+    batch_probe = "replicates", 1
+
+    @property
+    def status(self) -> Int[Array, "*batch"]:
+        """`converged`, or `absent` if the event does not happen in at least half of the replicates."""
+        return jnp.where(quorum(jnp.isfinite(self.replicates)), Status.converged, Status.absent)
+
+    @property
+    def t(self) -> Float[Array, "*batch"]:
+        """Mean over the replicates in which the event happens."""
+        happens = jnp.isfinite(self.replicates)
+        total = jnp.sum(jnp.where(happens, self.replicates, 0.0), -1)
+        return jnp.where(self.status == Status.converged, total / jnp.maximum(jnp.sum(happens, -1), 1), jnp.nan)
+
+    @property
+    def stderr(self) -> Float[Array, "*batch"]:
+        """Error bar of the time."""
+        return error_bar(jnp.moveaxis(self.replicates, -1, 0))
+
+    def describe(self) -> Description:
+        if not self.ok:
+            return Description(self.event, "does not happen")
+        return Description(self.event, "", [("t", with_error(self.t, self.stderr), "steps / d")])
+
+
+def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
+    """Return the time at which f first becomes positive, from its values and slopes at the times; NaN if never."""
+    zero_below = 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f))  # a start at the event does not count
+    rises = (f[:-1] < -zero_below) & (f[1:] > 0)
+    k, happens, width = jnp.argmax(rises), jnp.any(rises), t[1] - t[0]
+    # Where nothing happens, numbers that do no harm: derivatives of the unused branch must be finite.
+    ends = [jnp.where(happens, a, safe) for a, safe in ((f[k], -1.0), (f[k + 1], 1.0))]
+    slopes = [jnp.where(happens, width * a, 2.0) for a in (slope[k], slope[k + 1])]
+
+    def cubic(s: Array) -> Array:
+        (a, b), (da, db) = ends, slopes
+        return (1 - s) ** 2 * ((1 + 2 * s) * a + s * da) + s**2 * ((3 - 2 * s) * b + (s - 1) * db)
+
+    root = bisected_root(cubic, jnp.zeros_like(width), jnp.ones_like(width))
+    return jnp.where(happens, t[k] + root * width, jnp.nan)
+
 
 _ORDER, _REPLICATES = 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
 _LEAST_WEIGHT = 1e-10  # of nodes of the grid; without the others the end moves by 2e-8

@@ -30,17 +30,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.fields import teacher_fields
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule, check_rule
+from ..averages.rules import Replicate, Rule, check_rule
+from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
-from ..base.linalg import cholesky, inverse, precise
-from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Replicated, Result, Status, error_bar
+from ..base.report import Description, MeanField, Replicated, Result, Status, error_bar, rows_of
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.solve import check_alpha
 from ..theory.thresholds import Threshold
-from .spans import check_independent, check_smooth, smooth_rule, span_fields
+from .flow import check_independent, check_smooth, smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
 # Names of the events of `separation`: above such an alpha the overlap of a small student grows faster than the bulk.

@@ -24,10 +24,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree, Real
 
+from ..base.arrays import AnyArray, precise
 from ..base.errors import InputError, are_real, is_concrete, require, require_kind, shaped_array
-from ..base.linalg import precise
-from ..base.printing import Description, Printed
-from ..base.types import AnyArray
+from ..base.report import Description, Printed
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 from .products import back_project, covariances, student_fields, token_gram

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ..base.arrays import precise
 from ..base.errors import InputError, require_kind
-from ..base.linalg import precise
-from ..base.printing import Description, Printed, Row
+from ..base.report import Description, Printed, Row
 from ..model.model import Model
 from .data import Data
 from .products import student_fields, token_gram

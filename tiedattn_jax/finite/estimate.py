@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Real
 
+from ..base.arrays import AnyArray, precise
 from ..base.errors import (
     InputError,
     is_concrete,
@@ -20,10 +21,7 @@ from ..base.errors import (
     shaped_array,
     with_values,
 )
-from ..base.linalg import precise
-from ..base.printing import Description, by_token, rows_of
-from ..base.results import Result, Status
-from ..base.types import AnyArray
+from ..base.report import Description, Result, Status, by_token, rows_of
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .data import Sample

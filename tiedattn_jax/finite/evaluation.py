@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Real
 
 from ..averages.moreau import loss_at_nodes
+from ..base.arrays import AnyArray, Number, precise
 from ..base.errors import (
     InputError,
     as_flag,
@@ -24,11 +25,8 @@ from ..base.errors import (
     require_not_negative,
     shaped_array,
 )
-from ..base.linalg import precise
 from ..base.nodewise import nodewise
-from ..base.printing import Description, Printed, entries
-from ..base.results import Average
-from ..base.types import AnyArray, Number
+from ..base.report import Average, Description, Printed, entries
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, Labels, Population, Sample, map_kinds

@@ -21,14 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, Shaped
 
-from ..averages.default import default_nodes
-from ..averages.rule import Rule
-from ..averages.sizes import SIZES
+from ..averages.recipes import default_nodes
+from ..averages.rules import SIZES, Rule
+from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.printing import Description, Row
-from ..base.results import Result, Status, error_bar
-from ..base.trees import unstacked
-from ..base.types import AnyArray
+from ..base.report import Description, Result, Row, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes

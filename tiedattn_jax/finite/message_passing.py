@@ -22,18 +22,27 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 from ..averages.minima import descend
 from ..averages.moreau import gradient_at_nodes
 from ..averages.prox import prox, prox_jacobian
+from ..base.arrays import (
+    AnyArray,
+    Number,
+    apply,
+    either,
+    indexed,
+    inner_products,
+    inverse,
+    positive_definite,
+    precise,
+    solve,
+)
 from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
-from ..base.linalg import apply, inner_products, inverse, positive_definite, precise, solve
-from ..base.results import Status
-from ..base.trees import either, indexed
-from ..base.types import AnyArray, Number
+from ..base.report import Status
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps, symmetric
 from ..model.penalties import minimiser_and_response
 from .data import Sample, kind_mask, map_kinds
 from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
-from .starts import start
+from .sampling import start
 from .training import gradient_norm, risk_and_gradient
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
@@ -211,7 +220,7 @@ def gamp(
         data: the instance, `Data` or `DataOnDemand`. On sentences drawn on demand neither the spectral start nor going
             on from an earlier run is possible.
         init: "semantic", "positional", "random", "spectral", or an array (d, r), see
-            `tiedattn_jax.finite.starts.start`; or an earlier `GAMP` on the same data, to go on from its estimate,
+            `tiedattn_jax.finite.sampling.start`; or an earlier `GAMP` on the same data, to go on from its estimate,
             variances and messages.
         steps: largest number of steps.
         tol: undamped relative residual at which to stop; at least twenty roundings of the dtype.
@@ -225,7 +234,7 @@ def gamp(
             points of the risk. But V decides which well a sentence is in, and derivatives diverge at a sentence that
             comes to the end of its well, so with "derivative" some instances have no fixed point.
         key: random key of the start.
-        scale: norm of a named start, as in `tiedattn_jax.finite.starts.start`.
+        scale: norm of a named start, as in `tiedattn_jax.finite.sampling.start`.
 
     Returns:
         A `GAMP`. If a run diverges, its status is `nonfinite` or `left_domain` and the state is the last one that was

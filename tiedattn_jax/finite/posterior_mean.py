@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from ..base.arrays import apply, precise
 from ..base.errors import (
     INT32,
     InputError,
@@ -30,15 +31,11 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.linalg import apply, precise
-from ..base.printing import Description, rows_of
-from ..base.results import Result, Status
-from ..bayes.channel import curvature, labels_at_nodes, score
+from ..base.report import Description, Result, Status, rows_of
+from ..bayes.channel import curvature, labels_at_nodes, score, solve_general
 from ..bayes.fixed_points import check_bayes
-from ..bayes.potentials import solve_general
-from ..model.model import Model
+from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric
-from ..model.preimages import Preimages
 from .data import Data
 from .estimate import check_fit
 from .products import back_project, covariances, student_fields

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..base.linalg import inner_products, precise, total
+from ..base.arrays import inner_products, precise, total
 
 
 @jax.jit

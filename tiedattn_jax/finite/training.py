@@ -27,6 +27,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
+from ..base.arrays import AnyArray, Number, either, precise, total
 from ..base.errors import (
     InputError,
     as_flag,
@@ -36,16 +37,13 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.linalg import precise, total
-from ..base.results import Status
-from ..base.trees import either
-from ..base.types import AnyArray, Number
+from ..base.report import Status
 from ..model.model import Model
 from .data import Data, Sample
 from .estimate import Estimate, check_estimate
 from .evaluation import sentence_losses
 from .products import student_fields
-from .starts import start
+from .sampling import start
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
 # Default learning rates: gradient descent has the paper's; L-BFGS finds its step by a line search.
@@ -194,7 +192,7 @@ def train(
         data: the instance, `Data` or `DataOnDemand`. Sentences drawn on demand allow neither the spectral start nor
             L-BFGS nor exact labels.
         init: "semantic", "positional", "random", "spectral", or an array (d, r); see
-            `tiedattn_jax.finite.starts.start`.
+            `tiedattn_jax.finite.sampling.start`.
         optimizer: "lbfgs", L-BFGS with a zoom line search; "gd", plain gradient descent; or "adam". The default is
             L-BFGS, and gradient descent with a penalty, with sentences drawn on demand, or if a rate is given. A model
             with a penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In
@@ -206,7 +204,7 @@ def train(
         tol: largest entry of the gradient at which to stop.
         exact: whether to train on the exact labels; see `risk`.
         key: random key of the start.
-        scale: norm of a named start, as in `tiedattn_jax.finite.starts.start`.
+        scale: norm of a named start, as in `tiedattn_jax.finite.sampling.start`.
 
     Returns:
         A `Training`. A run that diverges has the last finite weights and the status `nonfinite`.

@@ -26,18 +26,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, Real
 
+from ..base.arrays import AnyArray, Number, precise
 from ..base.errors import InputError, require_memory, require_not_negative, shaped_array
-from ..base.linalg import precise
 from ..base.nodewise import nodewise
-from ..base.types import AnyArray, Number
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data
 from .estimate import check_fit
 from .evaluation import with_value
 from .products import student_fields
-from .sampling import raw_labels
-from .starts import start
+from .sampling import raw_labels, start
 from .training import Descent, Training, descend, differentiated, smooth_risk
 
 _ARRAYS = 8  # peak number of arrays of the size of the sentences, and of W, in the memory of the compiled program

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
+from ..base.arrays import AnyArray, Number, precise
 from ..base.errors import (
     InputError,
     as_array,
@@ -28,12 +29,9 @@ from ..base.errors import (
     require_kind,
     require_promotion,
 )
-from ..base.linalg import precise
-from ..base.types import AnyArray, Number
 from .law import DType, Rows, SpectralLaw
-from .model import Model, rotations_of
+from .model import Model, Preimages, orbit, rotations_of
 from .penalties import Penalty
-from .preimages import Preimages, orbit
 
 Layer = TypeVar("Layer", bound="AttentionLayer")
 

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from ..base.arrays import StateArray, positive_definite, precise, solve
 from ..base.errors import require_choice
-from ..base.linalg import positive_definite, precise, solve
-from ..base.printing import Description, Printed, rows_of
-from ..base.types import StateArray
+from ..base.report import Description, Printed, rows_of
 from .model import Model
 
 # An order parameter below this share of its largest possible size counts as zero. It falls like a square root towards

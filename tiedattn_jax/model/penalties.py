@@ -11,11 +11,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from ..base.arrays import Number, inverse
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
-from ..base.linalg import inverse
-from ..base.printing import Description, Printed, entries
-from ..base.types import Number
+from ..base.report import Description, Printed, entries
 
 _MOST_SWEEPS = 500
 

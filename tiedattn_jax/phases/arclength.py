@@ -12,19 +12,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact
 
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES, Replicate, Rule
+from ..base.arrays import Number, StateArray, stacked
 from ..base.errors import InputError, array_of, require, require_count, require_kind
-from ..base.printing import Description, Printed, entries
-from ..base.results import Settings, Status, error_bar
-from ..base.trees import stacked
-from ..base.types import Number, StateArray
+from ..base.report import Description, Printed, Settings, Status, entries, error_bar
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
+from ..theory.engine import run, run_one
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
-from ..theory.pool import run, run_one
 from ..theory.solve import Problem, branch_start, check_alpha, check_start
 from ..theory.states import FixedPoint, State
 from .inputs import prepared
@@ -92,7 +89,7 @@ class BranchPath(Printed):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.branches import path_figure
+        from ..plotting.theory import path_figure
 
         return path_figure([self], ax=ax)
 

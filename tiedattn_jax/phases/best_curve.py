@@ -11,8 +11,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from ..base.printing import Description, Printed, Row, with_error
-from ..base.types import Number
+from ..base.arrays import Number
+from ..base.report import Description, Printed, Row, with_error
 from ..model.parameters import Parameter
 from .best_ridge import BestRidge
 from .boundaries import MODELS
@@ -108,6 +108,6 @@ class BestCurve(Printed):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.best import best_figure
+        from ..plotting.theory import best_figure
 
         return best_figure(self, ax=ax)

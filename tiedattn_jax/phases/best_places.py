@@ -17,10 +17,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..averages.rule import COARSE, Replicate
-from ..base.results import quorum
-from ..base.trees import indexed, stacked
-from ..base.types import GivenArray
+from ..averages.rules import COARSE, Replicate
+from ..base.arrays import GivenArray, indexed, stacked
+from ..base.report import quorum
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.observables import gen_error_in

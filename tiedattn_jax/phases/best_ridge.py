@@ -15,17 +15,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
-from ..averages.rule import Rule
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES, Rule
+from ..base.arrays import Number, StateArray
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
-from ..base.printing import Description, Row, entries, with_error
-from ..base.results import Average, Result, Settings, Status, error_bar
-from ..base.types import Number, StateArray
+from ..base.report import Average, Description, Result, Row, Settings, Status, entries, error_bar, with_error
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import Parameter
+from ..theory.engine import run_one
 from ..theory.paths import Failure
-from ..theory.pool import run_one
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, states_table
 from .best_places import Optimum, best_path

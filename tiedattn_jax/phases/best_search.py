@@ -20,10 +20,9 @@ import numpy as np
 from jaxtyping import Float, PyTree
 from scipy.interpolate import CubicSpline
 
-from ..averages.rule import COARSE, Rule
-from ..base.results import Settings, Status
-from ..base.trees import indexed, stacked
-from ..base.types import GivenArray
+from ..averages.rules import COARSE, Rule
+from ..base.arrays import GivenArray, indexed, stacked
+from ..base.report import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of
 from ..model.parameters import Parameter

@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
+from ..base.arrays import AnyArray
 from ..base.errors import InputError, require
-from ..base.printing import Description, with_error
-from ..base.results import Result, Status
-from ..base.types import AnyArray
+from ..base.report import Description, Result, Status, with_error
 
 # Meaning of the points where two boundaries intersect.
 INTERSECTIONS = {
@@ -136,7 +135,7 @@ class Boundary(Result):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.events import boundary_figure
+        from ..plotting.diagrams import boundary_figure
 
         return boundary_figure([self], ax=ax)
 

@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require_choice
-from ..base.printing import Description, with_error
-from ..base.results import Average, Result, Status, error_bar, has_state, quorum
-from ..base.store import Tabular
+from ..base.files import Tabular
+from ..base.report import Average, Description, Result, Status, error_bar, has_state, quorum, with_error
 from ..model.overlaps import PAIR
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .labelled import ORDER_AXES, columns, dataset

@@ -10,14 +10,12 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.rule import Rule
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES, Rule
 from ..base.errors import as_flag, require, require_choice, require_kind
-from ..base.printing import Description, Printed, with_error
-from ..base.results import Settings, Status
+from ..base.report import Description, Printed, Settings, Status, with_error
 from ..model.overlaps import BRANCHES, PAIR, branch_of
+from ..theory.engine import run_one
 from ..theory.paths import Path
-from ..theory.pool import run_one
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
 from .events import EVENTS, Transition

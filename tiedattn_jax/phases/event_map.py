@@ -9,13 +9,12 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from ..averages.rule import Rule
-from ..base.printing import Description, Row, with_error
-from ..base.results import Settings, Status
-from ..base.store import Tabular
-from ..base.types import AnyArray
+from ..averages.rules import Rule
+from ..base.arrays import AnyArray
+from ..base.files import Tabular
+from ..base.report import Description, Row, Settings, Status, with_error
 from ..model.model import Model
-from ..model.plane import PlaneResult, models_of_plane
+from ..model.parameters import PlaneResult, models_of_plane
 from .boundaries import MODELS
 from .follow import Progress, silent
 from .independent import collected

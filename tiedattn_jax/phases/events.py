@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Real
 
-from ..averages.rule import Replicate
+from ..averages.rules import Replicate
+from ..base.arrays import StateArray
 from ..base.errors import InputError, require_choice
-from ..base.printing import Description, Row, entries, with_error
-from ..base.results import Average, Result, Status, error_bar
-from ..base.types import StateArray
+from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, with_error
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import arrays_of, scalar_parameters
@@ -230,7 +229,7 @@ class Transition(Result):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.events import transition_figure
+        from ..plotting.diagrams import transition_figure
 
         return transition_figure(self, ax=ax)
 

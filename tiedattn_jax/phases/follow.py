@@ -18,12 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from ..averages.rule import Rule
-from ..base.printing import Description, Printed
-from ..base.results import Settings, Status, classify, mean_of_existing, quorum
-from ..base.store import Tabular
-from ..base.trees import either
-from ..base.types import GivenArray, Number
+from ..averages.rules import Rule
+from ..base.arrays import GivenArray, Number, either
+from ..base.files import Tabular
+from ..base.report import Description, Printed, Settings, Status, classify, mean_of_existing, quorum
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.paths import Path
@@ -313,7 +311,7 @@ class Curve(Printed, Tabular):
         Returns:
             The figure, or `ax`.
         """
-        from ..plotting.branches import branch_figure
+        from ..plotting.theory import branch_figure
 
         return branch_figure([self], optimal=optimal, ax=ax)
 

@@ -13,18 +13,16 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Float, PyTree, Real
 
-from ..averages.rule import Rule
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES, Rule
+from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
-from ..base.results import Settings, Status, has_state, quorum
-from ..base.store import VERSION, Store, fingerprint, named
-from ..base.trees import indexed, stacked
-from ..base.types import GivenArray
-from ..model.identity import identity
+from ..base.files import VERSION, Store, fingerprint, named
+from ..base.report import Settings, Status, has_state, quorum
+from ..model.checks import identity
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
-from ..theory import pool
+from ..theory import engine as pool
 from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import number_shapes

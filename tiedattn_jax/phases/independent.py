@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from ..averages.rule import Rule
+from ..averages.rules import Rule
 from ..base.errors import InputError
-from ..base.results import Status
-from ..bayes.recovery import RECOVERIES, recovery
+from ..base.report import Status
+from ..bayes.thresholds import RECOVERIES, recovery
 from ..dynamics.small_start import SEPARATIONS, separated
 from ..model.model import Model
 from ..model.parameters import Parameter
+from ..theory.engine import run
 from ..theory.paths import Call, Failure, Path
-from ..theory.pool import run
 from ..theory.thresholds import Threshold
 from .boundaries import MODELS, Boundary
 from .events import Transition

@@ -5,11 +5,10 @@ from __future__ import annotations
 from jax import lax
 from jaxtyping import PyTree
 
-from ..averages.default import default_nodes
-from ..averages.rule import Rule, check_rule
-from ..averages.sizes import REPLICATES, SIZES
+from ..averages.recipes import default_nodes
+from ..averages.rules import REPLICATES, SIZES, Rule, check_rule
 from ..base.errors import InputError, is_concrete, is_tracing, require_kind
-from ..base.results import Settings
+from ..base.report import Settings
 from ..model.checks import check
 from ..model.model import Model
 

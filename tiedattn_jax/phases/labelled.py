@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Real
 
-from ..base.results import Status
+from ..base.report import Status
 
 # Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
 ORDER_AXES = {

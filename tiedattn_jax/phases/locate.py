@@ -20,17 +20,16 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
-from ..averages.rule import Rule
+from ..averages.rules import Rule
+from ..base.arrays import AnyArray, GivenArray, Number, indexed, stacked
 from ..base.errors import InputError, as_flag
-from ..base.results import Settings, Status, error_bar, quorum
-from ..base.trees import indexed, stacked
-from ..base.types import AnyArray, GivenArray, Number
+from ..base.report import Settings, Status, error_bar, quorum
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of
 from ..model.parameters import Parameter
+from ..theory.engine import run_one
 from ..theory.equations import Equations, first_order
 from ..theory.paths import Call, Path
-from ..theory.pool import run_one
 from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..base.types import Number
+from ..base.arrays import Number
 from ..theory.paths import Path
 
 _REACH = 0.2  # longest relative step without a bracket

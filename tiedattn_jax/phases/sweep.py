@@ -11,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..averages.rule import Rule
-from ..averages.sizes import SIZES
+from ..averages.rules import SIZES, Rule
+from ..base.arrays import GivenArray
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
-from ..base.results import Settings, Status
-from ..base.types import GivenArray
+from ..base.report import Settings, Status
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import branch_of
 from ..model.parameters import Parameter
+from ..theory.engine import run
 from ..theory.paths import Failure, Path
-from ..theory.pool import run
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from ..theory.thresholds import Threshold

@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Float, Real
 from scipy.interpolate import KroghInterpolator
 
-from ..averages.rule import Rule
+from ..averages.rules import Rule
 from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
-from ..base.results import Settings
+from ..base.report import Settings
 from ..model.model import Model
 from ..model.parameters import Parameter
+from ..theory.engine import run_one
 from ..theory.paths import Path
-from ..theory.pool import run_one
 from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of

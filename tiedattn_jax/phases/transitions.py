@@ -18,14 +18,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float
 
-from ..averages.rule import Rule
+from ..averages.rules import Rule
+from ..base.arrays import GivenArray
 from ..base.errors import array_of, require_choice, require_kind
-from ..base.results import Settings, Status
-from ..base.types import GivenArray
+from ..base.report import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
+from ..theory.engine import run_one
 from ..theory.paths import Path
-from ..theory.pool import run_one
 from ..theory.solve import Problem
 from .boundaries import ALPHA_L, baseline_branch
 from .events import EVENTS, Event, Transition, event_of

@@ -1,16 +1,27 @@
-"""Pictures of simulations at finite size."""
+"""Pictures of simulations at finite size.
+
+Pictures of learning dynamics.
+
+Pictures of the counting task.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
-from ..base.types import AnyArray
+from ..base.arrays import AnyArray
+from ..base.errors import require
 from ..model.overlaps import PAIR
-from .style import COLOURS, LABELS, LOSS, OTHER, ROOM, Target, line, panels
+from .style import COLOURS, ERROR, FRAME, LABELS, LOSS, OTHER, ROOM, Target, frame, line, panels
 
 _THEORY = "theory"  # the name, in legends, of what is drawn beside simulations
 
@@ -104,4 +115,166 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
                 margin = ROOM * (high - low or 1)
                 axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
         axes[0, 0].set_ylabel("instance")
+    return drawing
+
+
+# Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
+_LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
+
+
+def trajectory_figure(path: Any, ax: Target = None) -> Any:
+    """Plot the student's order parameters, and its risk and test error, against time.
+
+    Overlaps are drawn as sizes of projections: the root of what the teacher, or the encodings, explain of tr R.
+
+    Args:
+        path: `dynamics.trajectory.Trajectory`.
+        ax: axes for the panels "order" and "loss", see `style.panels`.
+
+    Raises:
+        InputError: it is a batch of trajectories.
+    """
+    require(np.ndim(path.t) == 1, "t", path.t, "one trajectory, not a batch of them")
+    mean, bars, t = path.mean, path.stderr, np.asarray(path.t)
+    curves = {
+        "size $\\sqrt{\\mathrm{tr}\\,R}$": (np.trace(mean.R, axis1=-2, axis2=-1), OTHER),
+        "along the teacher": (mean.along_teacher, COLOURS["semantic"]),
+        "along the encodings": (mean.along_encodings, COLOURS["positional"]),
+    }
+    xlabel, ylabels = "time $t$ = steps / $d$", ("size of the student", "loss")
+    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("order", "loss"), "ax": ax}
+    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
+        sizes, losses = axes[0]
+        for label, (square, colour) in curves.items():
+            line(sizes, t, np.sqrt(np.maximum(square, 0.0)), colour, label)
+        line(losses, t, np.asarray(mean.risk), OTHER, "risk", bar=np.asarray(bars.risk), dash="--")
+        line(losses, t, np.asarray(mean.gen_error), COLOURS["mixed"], ERROR, bar=np.asarray(bars.gen_error))
+        for axis in axes[0]:
+            frame(axis)
+    return drawing
+
+
+def emergence_figure(path: Any, ax: Target = None) -> Any:
+    """Draw the variances of the overlaps of a student without overlaps against time, and their growth rates.
+
+    Args:
+        path: `dynamics.emergence.Emergence`.
+        ax: axes for the panels "square" and "growth", see `style.panels`.
+
+    Raises:
+        InputError: it is a batch.
+    """
+    require(np.ndim(path.t) == 1, "t", path.t, "those of one run, not of a batch")
+    mean, bars, t = path.mean, path.stderr, np.asarray(path.t)
+    ylabels = "$d$ times the mean square of the overlap", "growth rate of the overlap"
+    options = {"xlabel": "time $t$ = steps / $d$", "ylabels": ylabels, "names": ("square", "growth"), "ax": ax}
+    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
+        for name, branch in (("teacher", "semantic"), ("encodings", "positional")):
+            for axis, number in zip(axes[0], (name, f"growth_{name}"), strict=True):
+                value, bar = (np.asarray(getattr(s, number)) for s in (mean, bars))
+                line(axis, t, value, COLOURS[branch], f"along the {name}", bar=bar)
+        axes[0][0].set_yscale("log")
+        for axis in axes[0]:
+            frame(axis)
+    return drawing
+
+
+def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
+    """Draw the labels of the population risk over two numbers, and the lines along which they change.
+
+    Args:
+        landscapes: `dynamics.landscape.LandscapeMap`.
+        ax: axes for the one panel "label", see `style.panels`.
+    """
+    x, y, label = landscapes.x, landscapes.y, np.asarray(landscapes.label)
+    present = np.unique(label)
+    lines = {
+        "global": ("-", "global minimum changes"),
+        "steepest": ("--", "steepest descent changes"),
+        "several": (":", "number of minima changes"),
+    }
+    xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
+    with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
+        axis = axes[0, 0]
+        colours = [_LABEL_COLOURS[value] for value in present]
+        axis.pcolormesh(x, y, np.searchsorted(present, label), cmap=ListedColormap(colours), rasterized=True)
+        for value, colour in zip(present, colours, strict=True):
+            axis.fill([], [], color=colour, label=landscapes.words_of(int(value)))
+        for change, (style, name) in lines.items():
+            for k, points in enumerate(landscapes.boundary(change)):
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
+    return drawing
+
+
+def attention_figure(attention: Mapping[str, Float[AnyArray, "n L L"]], sequences: Int[AnyArray, "n L"]) -> Figure:
+    """Plot attention matrices with their values, and frame pairs of equal tokens (the paper's Figs. 1, 4, 5 and 6).
+
+    Args:
+        attention: matrices of every row of the figure, by name, as from `histogram.attention`.
+        sequences: tokens of the columns of the figure.
+    """
+    rows, (n, L) = len(attention), np.shape(sequences)
+    side = 0.28 * L + 0.3
+    largest = max(float(np.max(matrices)) for matrices in attention.values())
+    with panels(side * n + 1.3, side * rows + 0.7, [""] * n, rows=rows, xlabel="attended token $j$") as (figure, axes):
+        figure.set_layout_engine("compressed")  # keeps square panels close together
+        for row, (name, matrices) in zip(axes, attention.items(), strict=True):
+            row[0].set_ylabel(f"{name}\nattending token $i$")
+            for axis, x, S in zip(row, np.asarray(sequences), np.asarray(matrices), strict=True):
+                image = axis.imshow(S, cmap="Blues", vmin=0, vmax=largest)
+                letters = [token_name(token) for token in x]
+                axis.set_xticks(range(L), letters)
+                axis.set_yticks(range(L), letters)
+                axis.tick_params(length=0, labelsize=8)
+                axis.spines[:].set_visible(True)
+                for (i, j), value in np.ndenumerate(S):
+                    shade = "white" if value > 0.6 * largest else "0.15"
+                    axis.text(j, i, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=5.5, color=shade)
+                    if x[i] == x[j]:
+                        axis.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, **FRAME))
+        axes[0, 0].plot([], [], "s", mfc="none", mec=FRAME["ec"], label="equal tokens")
+        figure.colorbar(image, ax=axes, label="attention $S_{ij}$", fraction=0.05 / n)
+    return figure
+
+
+def token_name(token: int | Int[Any, ""]) -> str:
+    """Return the letter of a token, or its number if there are not enough letters."""
+    return chr(ord("A") + int(token)) if token < 26 else str(int(token))
+
+
+def learning_figure(trainings: dict[str, Sequence[Any]], ax: Target = None) -> Any:
+    """Plot training loss, test error and the shares of attention, epoch by epoch, with one line per run.
+
+    Args:
+        trainings: successive stages, `histogram.Training`, by name; a dotted line marks the beginning of the next
+            stage.
+        ax: axes for the panels "train_loss", "test_error" and "share", see `style.panels`.
+    """
+    ylabels = "training loss, cross-entropy", "test error, 1 - accuracy", "share of the variance of attention $S$"
+    names = "train_loss", "test_error", "share"
+    with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels, names=names, ax=ax) as (drawing, axes):
+        loss, error, share = axes[0]
+        for name, stages in trainings.items():
+            for axis, get, label, style in (
+                (loss, lambda h: h.train_loss, name, "-"),
+                (error, lambda h: 1 - h.test_accuracy, name, "-"),
+                (share, lambda h: h.positional_share, f"positional share, {name}", "--"),
+                (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
+            ):
+                values = np.concatenate([get(stage.history) for stage in stages], axis=1)
+                options: dict[str, Any] = {"color": COLOURS.get(name, OTHER), "lw": 1}
+                if values.shape[1] == 1:  # a single epoch is a marker, as it makes no line
+                    options |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
+                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **options)
+                lines[0].set_label(label)
+                for drawn in lines:
+                    drawn.set_gid(label)
+            for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
+                for axis in axes.flat:
+                    axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":", label="next stage")
+        loss.set_yscale("log")
+        error.set_yscale("log")
+        share.set_ylim(-0.03, 1.03)
+        for axis in axes.flat:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return drawing

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.ndimage import binary_dilation
 
+from ..base.arrays import AnyArray
 from ..base.errors import InputError
-from ..base.types import AnyArray
 from ..model.overlaps import BRANCHES, PAIR
 
 Dash: TypeAlias = str | tuple[int, tuple[int, ...]]  # a line style of matplotlib

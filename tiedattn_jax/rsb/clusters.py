@@ -33,10 +33,9 @@ from ..averages.minima import reference_axis
 from ..averages.moreau import moreau
 from ..averages.nodes import hermite_grid
 from ..averages.prox import with_implicit_derivative
-from ..base.linalg import apply, inverse, matvec, total
+from ..base.arrays import apply, inverse, matvec, total
 from ..model.model import Model
-from .cluster_jumps import MAX_DISTANCE, RoughJump
-from .cluster_law import Cluster, ClusterLaw, SheetWeight
+from .cluster_law import MAX_DISTANCE, Cluster, ClusterLaw, RoughJump, SheetWeight
 
 _SMOOTH = 4  # nodes in each direction where there is no jump
 _ALONG, _ACROSS = 12, 3  # nodes on each side of the jump along a line, and places in each direction across the line

@@ -14,27 +14,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import LineNodes, line_nodes
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule
-from ..averages.sizes import REPLICATES
+from ..averages.rules import REPLICATES, Replicate, Rule
+from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
-from ..base.linalg import cholesky, inverse, precise
-from ..base.printing import Description, rows_of
-from ..base.results import MeanField, Result, Settings, Status, error_bar
-from ..base.trees import indexed
-from ..base.types import Number
+from ..base.report import Description, MeanField, Result, Settings, Status, error_bar, rows_of
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
+from ..theory.engine import run_one
 from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
 from ..theory.paths import Call, Path
-from ..theory.pool import run_one
 from ..theory.solve import check_alpha, solve_checked
 from ..theory.states import FixedPoint, State
 from .newton import Moving, Problem, Solution, fixed_point
-from .nodes import averages_at
-from .potentials import Averages, OneRSBOverlaps
+from .potentials import Averages, OneRSBOverlaps, averages_at
 
 ORDER = 5  # order of the rule of lines: the elevation is good to 1 % (four replicates, alpha_c of the standard setting)
 _POINTS = 64  # points on a line, along which the RS potential has to be exact

@@ -22,8 +22,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from ..averages.program import program
-from ..base.linalg import positive_definite
-from ..base.results import Status
+from ..base.arrays import positive_definite
+from ..base.report import Status
 from ..model.model import Model
 from ..model.overlaps import admissible
 from ..theory.paths import Call, Path

@@ -7,10 +7,18 @@ With the Moreau envelope E_V of the loss,
 
 M_s is split into the RS potential at the response V + s (q1 - q0) and a remainder. Without jumps the remainder vanishes
 to first order in q1 - q0. The rule of lines gives the RS potential to many digits, and the remainder is small.
+
+Nodes on lines that are dense where the proximal operator jumps.
+
+They serve averages whose integrand is smooth but changes within a short distance of each jump. The nodes are laid for
+one state and then stay where they are; the jumps may move by a part of that distance.
+
+The fields that M_s is averaged over: dense at the jumps, and in two groups, with and without a jump nearby.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,22 +26,24 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from ..averages.fields import teacher_fields, whiten
-from ..averages.lines import LineNodes
+from ..averages.fields import fields, teacher_fields, whiten
+from ..averages.lines import LineNodes, directions, lay, legendre
+from ..averages.maxwell import Lines, common_tangents, energy_profile
 from ..averages.moreau import moreau
-from ..averages.rule import average_of_weighted, sum_of_weighted
-from ..base.linalg import apply, cholesky, solve
-from ..base.trees import indexed
+from ..averages.nodes import Block
+from ..averages.rules import average_of_weighted, sum_of_weighted
+from ..base.arrays import AnyArray, apply, cholesky, indexed, precise, solve, zeros
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric
+from ..rsb import clusters
 from ..theory.equations import value_and_columns
-from ..theory.potentials import block_envelope, stationary
-from ..theory.weights import weight_moments
-from . import clusters
-from .cluster_law import Cluster
+from ..theory.potentials import block_envelope, stationary, weight_moments
+from .cluster_law import Cluster, find_rough_jump
+from .clusters import by_field, find as find_jumps, find_smooth
 
 
 class OneRSBOverlaps(eqx.Module):
@@ -243,3 +253,126 @@ def overlaps(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> OneRSBO
     g = jax.grad(lambda hats: prior(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)
     return OneRSBOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
+
+
+_REACH = 6.0  # how far the dense nodes go to either side of a jump, in units of the distance
+_DENSE = 10  # dense nodes on each side
+_DENSITY = 4.0  # other nodes per standard deviation; the minimiser is also steep beyond the end of a jump
+
+
+def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
+    """Lay Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
+
+    The weights sum to one.
+
+    Args:
+        x: overlaps at which the jumps are located.
+        distance: distance over which the integrand changes at a jump, in standard deviations of the student's fields.
+    """
+    lines, teacher, jumps, is_jump = _jumps_of_lines(model, x, replicate)
+    low, high = -float(replicate.reach[0]), float(replicate.reach[1])
+    rules = [nodes_on_line(np.sort(s[mask]), low, high, distance) for s, mask in zip(jumps.T, is_jump.T, strict=True)]
+    line = np.repeat(np.arange(len(rules)), [len(s) for s, _ in rules])
+    s, weight = (np.concatenate(parts) for parts in zip(*rules, strict=True))
+    weight = weight * np.exp(-0.5 * s**2) * np.asarray(replicate.weight)[line]
+    weight /= weight.sum()
+    is_significant = weight > 1e-14
+    line, s = line[is_significant], s[is_significant]
+    h = (lines.origin[:, line] + s * lines.direction[:, line]).reshape(*model.shape[:2], -1)
+    student, _ = whiten(model, x, h, lines.y[..., line])
+    return Block(np.asarray(student), np.asarray(teacher[..., line]), weight[is_significant])
+
+
+@eqx.filter_jit
+@precise
+def _jumps_of_lines(
+    model: Model, x: Overlaps, replicate: LineNodes
+) -> tuple[Lines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
+    """Return all lines of a replicate, their teacher normals, where they jump, and whether they do."""
+    y = teacher_fields(model, replicate.teacher)
+    lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
+    profile = energy_profile(model, x.V, lines, replicate.reach)
+    gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
+    return lines, replicate.teacher, gaps.left.s, gaps.real
+
+
+def nodes_on_line(
+    jumps: Float[np.ndarray, " jumps"], low: float, high: float, distance: float
+) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
+    """Return nodes and weights on [low, high], dense around the `jumps`."""
+    width = _REACH * distance
+    inner = jumps[(low < jumps) & (jumps < high)]
+    ends = np.unique(np.clip([low, high, *inner, *(inner - width), *(inner + width)], low, high))
+    nodes, weights = [], []
+    for a, b in itertools.pairwise(ends):
+        is_dense = np.any(np.abs(inner - 0.5 * (a + b)) < width)
+        x, w = legendre(_DENSE if is_dense else 2 + int(np.ceil(_DENSITY * (b - a))))
+        nodes.append(a + (b - a) * x)
+        weights.append((b - a) * w)
+    return np.concatenate(nodes), np.concatenate(weights)
+
+
+_BLOCK = 256  # number of fields near a jump whose inner averages are taken together
+_SMOOTH_BLOCK = 1024  # the same for fields without a jump nearby
+_ROUND = 32  # the number of blocks is rounded up to a multiple of this, so that replicates share one program
+
+
+def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: Float[Array, ""], lines: LineNodes) -> Averages:
+    """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
+    width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
+    nodes = lay_nodes(model, rs, lines, width)
+    h, log_density = _outer_fields(model, rs, *map(jnp.asarray, nodes[:2]))
+    outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
+    blocks = _in_blocks(outer, _SMOOTH_BLOCK)
+    blocks = blocks._replace(searches=_searched(model, x, s, blocks, find_rough_jump))
+    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
+    has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
+
+    def group(find: Callable[..., tuple], mask: Bool[np.ndarray, " fields"], width: int) -> Outer:
+        subset = _in_blocks(indexed(flat, (..., mask)), width)
+        return subset._replace(searches=_searched(model, x, s, subset, find))
+
+    return Averages(
+        group(find_jumps, has_jump & is_weighted, _BLOCK),
+        group(find_smooth, ~has_jump & is_weighted, _SMOOTH_BLOCK),
+        lines,
+    )
+
+
+@eqx.filter_jit
+def _outer_fields(
+    model: Model, x: Overlaps, student: Float[Array, "L r N"], teacher: Float[Array, "L t N"]
+) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
+    """Return the student's fields, and their log density given the teacher's."""
+    h, y = fields(model, x, student, teacher)
+    return h, whiten(model, x, h, y)[1]
+
+
+@eqx.filter_jit
+def _searched(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], blocks: Outer, find: Callable[..., tuple]) -> tuple:
+    """Apply a search of `clusters` to all blocks that have fields with a weight."""
+
+    def search_block(block: Outer) -> PyTree:
+        return by_field(searched(model, x, s, block, find), len(block.weight))
+
+    def fill(k: Int[Array, ""], values: PyTree) -> PyTree:
+        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(indexed(blocks, k)))
+
+    shapes = jax.eval_shape(search_block, indexed(blocks, 0))
+    zero = zeros(shapes, len(blocks.weight))
+    return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)
+
+
+def _in_blocks(outer: Outer, width: int) -> Outer:
+    """Return the fields in whole blocks, a multiple of `_ROUND`; fields that fill up the last blocks have no weight."""
+    size = outer.weight.shape[-1]
+    count = -(-max(size, 1) // (width * _ROUND)) * _ROUND
+
+    def split(a: Shaped[AnyArray, "*axes size"]) -> Shaped[Array, "count *axes width"]:
+        pad = [(0, 0)] * (a.ndim - 1) + [(0, count * width - size)]
+        padded = jnp.pad(jnp.asarray(a), pad, mode="edge" if size else "constant")
+        return jnp.moveaxis(padded.reshape(*a.shape[:-1], count, width), -2, 0)
+
+    blocks = jax.tree.map(split, outer)
+    is_field = (jnp.arange(count * width) < size).reshape(count, width)
+    return blocks._replace(weight=jnp.where(is_field, blocks.weight, 0.0))

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ..averages.sizes import REPLICATES
+from ..averages.rules import REPLICATES
+from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
-from ..base.printing import Description, with_error
-from ..base.results import Result, Settings, error_bar
-from ..base.types import Number
+from ..base.report import Description, Result, Settings, error_bar, with_error
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR
@@ -25,7 +24,7 @@ from ..phases.boundaries import baseline_branch
 from ..phases.events import EVENTS, Transition
 from ..phases.locate import find_zero, guess_of, root_derivatives, with_sensitivities
 from ..phases.transitions import critical_alpha, linear_crossing
-from ..theory.pool import run_one
+from ..theory.engine import run_one
 from ..theory.solve import solve_checked
 from ..theory.states import FixedPoint
 from .fixed_points import ORDER, OneRSBPoint, check_breaking, lines_1rsb, solve_1rsb

@@ -19,10 +19,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ..averages.program import program
-from ..averages.rule import Points, Replicate, average, average_of_weighted, search_block
-from ..base.results import Settings
-from ..base.trees import zeros
-from ..base.types import Number, StateArray
+from ..averages.rules import Points, Replicate, average, average_of_weighted, search_block
+from ..base.arrays import Number, StateArray, zeros
+from ..base.report import Settings
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
 from .newton import Answer, Newton, Outcome, deflated_solve

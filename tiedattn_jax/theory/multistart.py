@@ -5,16 +5,15 @@ from __future__ import annotations
 import equinox as eqx
 import numpy as np
 
-from ..averages.default import default_nodes
-from ..averages.rule import Rule, check_rule
-from ..averages.sizes import SIZES
+from ..averages.recipes import default_nodes
+from ..averages.rules import SIZES, Rule, check_rule
 from ..base.errors import InputError, is_concrete, require_count
-from ..base.results import Settings, Status
+from ..base.report import Settings, Status
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
+from .engine import run_one
 from .paths import Path, together
-from .pool import run_one
 from .solve import Problem, branch_start, check_alpha
 from .states import FixedPoint, State
 

@@ -14,11 +14,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..averages.rule import Rule
+from ..averages.rules import Rule
+from ..base.arrays import GivenArray, unstacked
 from ..base.errors import InputError
-from ..base.results import Settings
-from ..base.trees import unstacked
-from ..base.types import GivenArray
+from ..base.report import Settings
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .equations import Equations, search

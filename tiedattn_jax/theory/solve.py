@@ -14,12 +14,23 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..averages.default import default_nodes
 from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
-from ..averages.rule import COARSE, Replicate, Rule, check_rule
-from ..averages.sizes import FALLBACK_NODES
+from ..averages.recipes import default_nodes
+from ..averages.rules import COARSE, FALLBACK_NODES, Replicate, Rule, check_rule
+from ..base.arrays import (
+    GivenArray,
+    Number,
+    StateArray,
+    cholesky,
+    either,
+    indexed,
+    precise,
+    repeated,
+    solve as solve_entries,
+    stacked,
+)
 from ..base.errors import (
     InputError,
     as_array,
@@ -30,17 +41,14 @@ from ..base.errors import (
     require_number,
     with_values,
 )
-from ..base.linalg import cholesky, precise, solve as solve_entries
-from ..base.results import Settings, Status, error_bar
-from ..base.trees import either, indexed, repeated, stacked
-from ..base.types import GivenArray, Number, StateArray
+from ..base.report import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
+from .engine import run_one
 from .equations import Equations
 from .newton import ATTEMPTS, Newton, Outcome, Search, is_hopeless, stall_of
 from .paths import Lane, Path, replicates_of
-from .pool import run_one
 from .states import FixedPoint, State
 
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.

@@ -16,14 +16,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ..averages.default import default_nodes
 from ..averages.program import program
-from ..averages.rule import Replicate, Rule, check_rule
+from ..averages.recipes import default_nodes
+from ..averages.rules import Replicate, Rule, check_rule
+from ..base.arrays import Number, either, indexed
 from ..base.errors import InputError, require_choice, require_count
-from ..base.printing import Description, rows_of
-from ..base.results import Replicated, Status
-from ..base.trees import either, indexed
-from ..base.types import Number
+from ..base.report import Description, Replicated, Status, rows_of
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, impose, label

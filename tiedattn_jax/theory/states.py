@@ -12,10 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
+from ..base.arrays import StateArray
 from ..base.errors import InputError
-from ..base.printing import WORDS, Description, by_token, rows_of, with_error
-from ..base.results import MeanField, Result, Status, error_bar, has_state, mean_of_existing, quorum
-from ..base.types import StateArray
+from ..base.report import (
+    WORDS,
+    Description,
+    MeanField,
+    Result,
+    Status,
+    by_token,
+    error_bar,
+    has_state,
+    mean_of_existing,
+    quorum,
+    rows_of,
+    with_error,
+)
 from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, shapes_of

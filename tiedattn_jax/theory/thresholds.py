@@ -6,8 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..base.printing import Description, with_error
-from ..base.results import Result, Status
+from ..base.report import Description, Result, Status, with_error
 from ..model.model import Model
 
 

@@ -9,8 +9,7 @@ from ..base.errors import require
 from ..model.model import Model
 from .lines import MAX_NODES, line_nodes
 from .nodes import gauss_hermite_nodes, sobol_nodes
-from .rule import Rule, check_arguments
-from .sizes import REPLICATES, SIZES
+from .rules import REPLICATES, SIZES, Rule, check_arguments
 
 _GRID_FIELDS = 4
 

@@ -1,4 +1,8 @@
-"""Linear algebra of small matrices, of two kinds.
+"""Types that many signatures share. The shapes in a signature bind its names within one call; the tests check them.
+
+Trees of arrays: one operation on every array.
+
+Linear algebra of small matrices, of two kinds.
 
 Order parameters are matrices (..., r, r), and plain numbers for r = 1; calls to LAPACK would dominate the compile time.
 Matrices at N nodes have the node axis last, (n, n, N); batched products of tiny matrices are slow.
@@ -9,12 +13,64 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PyTree, Real
+
+AnyArray: TypeAlias = Array | np.ndarray  # on a device or on the host
+# Arrays of results, and arrays that requests for results hand on: jax's, or numpy's where they are on the host. Both
+# have the methods that the package uses. To mypy those of results are jax's, and it lets the others pass.
+if TYPE_CHECKING:
+    StateArray: TypeAlias = Array
+    GivenArray: TypeAlias = Any
+else:
+    StateArray = GivenArray = AnyArray
+Scalar: TypeAlias = float | Float[StateArray, ""]
+# A real number of Python, numpy or jax.
+Number: TypeAlias = float | Real[Array | np.ndarray | np.floating | np.integer, ""]
+
+
+def indexed(tree: PyTree, index: ArrayLike | slice | tuple) -> PyTree:
+    """Index every array: (N, ...) -> (...) for a number; arrays of the host stay there."""
+    return jax.tree.map(lambda a: a[index], tree)
+
+
+def repeated(tree: PyTree, count: int) -> PyTree:
+    """Repeat every array along a new leading axis: (...) -> (count, ...)."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), tree)
+
+
+def tiled(tree: PyTree, count: int) -> PyTree:
+    """Repeat every array along its last axis: (..., N) -> (..., count N)."""
+    return jax.tree.map(lambda a: jnp.tile(a, count), tree)
+
+
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Stack trees along a new leading axis, on the host: N times (...) -> (N, ...)."""
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(a) for a in leaves]), *trees)
+
+
+def unstacked(tree: PyTree, count: int) -> list[PyTree]:
+    """Split a tree along its leading axis, on the host: (count, ...) -> count times (...)."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [np.asarray(a) for a in leaves]
+    return [jax.tree.unflatten(structure, [a[k] for a in arrays]) for k in range(count)]
+
+
+def either(condition: Bool[AnyArray, "..."], a: PyTree, b: PyTree) -> PyTree:
+    """Choose between trees: `a` where `condition` holds, `b` elsewhere; it broadcasts against all arrays (...)."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
+
+
+def zeros(shapes: PyTree, *axes: int) -> PyTree:
+    """Fill arrays with zeros, with leading `axes` added to the shapes of a tree: (...) -> (*axes, ...)."""
+    return jax.tree.map(lambda a: jnp.zeros((*axes, *a.shape), a.dtype), shapes)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

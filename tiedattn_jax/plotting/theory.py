@@ -1,4 +1,9 @@
-"""Pictures of branches: along alpha, or in arclength."""
+"""Pictures of branches: along alpha, or in arclength.
+
+Pictures of the best ridge.
+
+Pictures of the Bayes-optimal learner.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from ..base.types import AnyArray, Number
+from ..base.arrays import AnyArray, Number
+from ..base.errors import require
 from ..model.overlaps import BRANCHES
-from .optimal import mark_recoveries, optimal_error
 from .style import (
     BASELINE,
     COLOURS,
@@ -146,3 +151,120 @@ def _mirrored(values: Float[AnyArray, " n"], turn: Float[AnyArray, "1"]) -> bool
     windows = np.stack([values[:-2], values[1:-1], values[2:]])
     low, high = windows.min(0), windows.max(0)
     return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))
+
+
+# Markers by the place of the smallest error, each with its meaning.
+_MARKERS: dict[str, tuple[dict[str, Any], str]] = {
+    "inside": ({"marker": "o", "ms": 4}, "minimum"),
+    "transition": ({"marker": "D", "ms": 4.5, "mfc": "white"}, "limit at the transition"),
+    "lower end": ({"marker": "v", "ms": 4.5, "mfc": "white"}, "falls to the lower end"),
+    "upper end": ({"marker": "^", "ms": 4.5, "mfc": "white"}, "falls to the upper end"),
+}
+
+
+def best_figure(curve: Any, ax: Target = None) -> Any:
+    """Plot the best value of a number, and the smallest test error, against alpha or another parameter.
+
+    The colour is that of the branch of the best state. Lines end where it changes its branch: there the best value
+    jumps. Bars are two error bars.
+
+    Args:
+        curve: `phases.best_curve.BestCurve`.
+        ax: axes for the panels "best" and "gen_error", see `style.panels`.
+    """
+    xlabel = LABELS.get(curve.parameter, curve.parameter)
+    ylabels = f"best {LABELS.get(curve.number, curve.number)}", f"smallest {ERROR}"
+    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("best", "gen_error"), "ax": ax}
+    with panels(8, 3.6, [""] * 2, **options) as (drawing, axes):
+        branches = np.array([point.state.branch if point.states else "" for point in curve.points])
+        places = np.array([point.place for point in curve.points])
+        numbers = (curve.best, curve.values("stderr")), (curve.gen_error, curve.values("gen_error.stderr"))
+        for axis, (values, bars) in zip(axes[0], numbers, strict=True):
+            scale(axis, curve.at)
+            bars = np.where(np.isfinite(bars), 2 * bars, 0.0)
+            for branch in dict.fromkeys(branches[branches != ""]):
+                colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
+                # The jumps lie between points, so that lines of one branch do not pass over another branch.
+                axis.plot(curve.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch, gid=branch)
+                for place, (marker, _) in _MARKERS.items():
+                    here = of_branch & (places == place)
+                    if here.any():
+                        style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
+                        axis.errorbar(curve.at[here], values[here], bars[here], **style)
+            for k, place in enumerate(curve.jumps):
+                label = f"{SYMBOLS.get(curve.number, curve.number)} jumps" if k == 0 else None
+                axis.axvline(place, color="k", lw=0.8, ls=":", label=label)
+        lam, error = axes[0]
+        for place in dict.fromkeys(places[places != "nowhere"]):
+            marker, meaning = _MARKERS[place]
+            lam.plot([], [], ls="", color=OTHER, label=meaning, **marker)
+        lam.set_yscale("log")
+        baselines = np.array([float(p.state.gen_error_linear) if p.states else np.nan for p in curve.points])
+        if np.isfinite(baselines).any():
+            error.plot(curve.at, baselines, **BASELINE)
+        frame(error)
+    return drawing
+
+
+def optimal_figure(
+    points: Any,
+    recoveries: Sequence[Any] = (),
+    spectral: Float[AnyArray, " alphas"] | None = None,
+    ax: Target = None,
+) -> Any:
+    """Plot overlap and test error of the optimal learner against alpha.
+
+    In a hard phase the state that message passing reaches from a random start is drawn as well.
+
+    Args:
+        points: `bayes.fixed_points.BayesPoint` under `vmap` along alpha.
+        recoveries: thresholds to mark, `bayes.recovery.Recovery`.
+        spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
+        ax: axes for the panels "overlap" and "gen_error", see `style.panels`.
+
+    Raises:
+        InputError: there is one alpha only.
+    """
+    require(
+        np.ndim(points.alpha) == 1, "alpha", points.alpha, "an axis: call jax.vmap(lambda a: bayes(model, a))(alphas)"
+    )
+    ylabels, names = ("overlap $q / \\rho$", ERROR), ("overlap", "gen_error")
+    options = {"xlabel": LABELS["alpha"], "ylabels": ylabels, "names": names, "ax": ax}
+    with panels(7.6, 3.6, [""] * 2, **options) as (drawing, axes):
+        overlap, error = axes[0]
+        line(overlap, points.alpha, _relative_overlap(points.replicates), COLOURS["optimal"], "optimal learner")
+        if np.any(points.hard):
+            other = np.where(points.hard, _relative_overlap(points.other), np.nan)
+            line(overlap, points.alpha, other, OTHER, "hard phase: state from the other start", dash="--")
+        if spectral is not None:
+            line(overlap, points.alpha, np.square(spectral), COLOURS["spectral"], "spectral start")
+        optimal_error(error, points)
+        for axis in axes[0]:
+            scale(axis, points.alpha)
+            mark_recoveries(axis, recoveries)
+            frame(axis)
+    return drawing
+
+
+def _relative_overlap(state: Any) -> Float[np.ndarray, " alphas"]:
+    """Return q / rho, a mean over replicates, tokens and columns."""
+    q, rho = (np.trace(np.mean(a, 1), axis1=-2, axis2=-1).mean(-1) for a in (state.q, state.q + state.V))
+    return np.asarray(q / rho)
+
+
+def optimal_error(axis: Axes, points: Any) -> None:
+    """Draw the test error of the optimal learner, with its error bar; alphas of `points` may be in any order."""
+    order = np.argsort(points.alpha)
+    alpha, error, bar = (np.asarray(a)[order] for a in (points.alpha, points.gen_error, points.stderr.gen_error))
+    line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar)
+
+
+def mark_recoveries(axis: Axes, recoveries: Sequence[Any]) -> None:
+    """Mark thresholds of the optimal learner by vertical lines."""
+    for recovery in recoveries:
+        axis.axvline(
+            float(recovery.alpha),
+            label=SYMBOLS[recovery.event],
+            gid=recovery.event,
+            **{**MARKS[recovery.event], "lw": 0.9},
+        )
