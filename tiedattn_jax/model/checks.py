@@ -144,18 +144,13 @@ def check(model: Model, *, even: bool = True) -> None:
         return
     # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        _check_fields(model)
+        _check_fields(model, even)
         model = jax.tree.map(jnp.asarray, jax.device_get(model))
-        _check_names(model)
-        _check_arguments(model)
-        check_numbers(model)
-        if model.penalty is not None:
-            check_penalty(model.penalty, model.lam, even)
-        _check_law(model)
-        _check_functions(model, even)
+        for test in _CHECKS:
+            test(model, even)
 
 
-def _check_fields(model: Model) -> None:
+def _check_fields(model: Model, even: bool) -> None:
     names = [f.name for f in dataclasses.fields(model) if not f.metadata.get("static", False)]
     leaves = [(name, leaf) for name in names for leaf in jax.tree.leaves(getattr(model, name))]
     for name, leaf in leaves:
@@ -180,7 +175,7 @@ def _check_fields(model: Model) -> None:
     require(scale.shape == () and 0 < scale < np.inf, "field_scale", scale, "one positive number")
 
 
-def _check_arguments(model: Model) -> None:
+def _check_arguments(model: Model, even: bool) -> None:
     noise = ("noise",) if model.noise else ()
     suffix = f" of a model with noise = {model.noise}"
     require_takes(model.law, "law", ())
@@ -190,7 +185,7 @@ def _check_arguments(model: Model) -> None:
             require_takes(getattr(model, name), name, parameters, suffix if name == "target" else "")
 
 
-def _check_names(model: Model) -> None:
+def _check_names(model: Model, even: bool) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
         attributes = [name for name in vars(kind) if not name.startswith("_")]
         for name in ("target", "student", "preimages", "with_teacher", "rotation_invariant", "start_columns"):
@@ -199,7 +194,12 @@ def _check_names(model: Model) -> None:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
 
 
-def _check_law(model: Model) -> None:
+def _check_penalty(model: Model, even: bool) -> None:
+    if model.penalty is not None:
+        check_penalty(model.penalty, model.lam, even)
+
+
+def _check_law(model: Model, even: bool) -> None:
     (L, _, t), law = model.shape, _computed("law", model.law)
     require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
     K = np.shape(law.weights)[:1] or (1,)
@@ -353,6 +353,17 @@ def _check_functions(model: Model, even: bool) -> None:
         is_real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
         if not is_real or not np.all(np.isfinite(matrix)):
             raise InputError(name, f"must return an array of finite real numbers, got {' '.join(repr(matrix).split())}")
+
+
+# The checks of a model whose fields are arrays on the host, in their order; each may rely on those before it.
+_CHECKS: tuple[Callable[[Model, bool], None], ...] = (
+    _check_names,
+    _check_arguments,
+    lambda model, even: check_numbers(model),
+    _check_penalty,
+    _check_law,
+    _check_functions,
+)
 
 
 _LINES = 4
