@@ -41,8 +41,9 @@ from .averages.nodes import (
 )
 from .averages.recipes import default_nodes as default_nodes
 from .averages.rules import SIZES as SIZES, Replicate as Replicate, Rule as Rule
+from .base import VERSION as VERSION
 from .base.errors import InputError as InputError
-from .base.files import VERSION as VERSION, load as load
+from .base.files import load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .bayes.channel import posterior_pair as posterior_pair

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base.files import VERSION
+from ..base import VERSION
 from ..base.programs import use_compilation_cache
 from ..base.report import table
 from ..model.layers import dot_product

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..base.errors import InputError, require_memory
-from ..base.files import claim, csv_of
+from ..base.files import csv_of, make_folder
 from ..base.report import Status
 from ..counting.task import MECHANISMS, Data, attention, sample
 from ..counting.training import History, Training, compare, table, train, unfreeze
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> Report:
     """
     _check_memory(args)
     try:
-        _owner = None if args.out is None else claim(args.out)
+        if args.out is not None:
+            make_folder(args.out, "out")
         data, frozen, free, per_epoch = _trained(args)
     except InputError as problem:
         complaint = problem.problem.replace(f"got {problem.argument}=", "got ")

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
+from ..base import VERSION
 from ..base.errors import InputError
-from ..base.files import VERSION, folder_error, write_whole
+from ..base.files import folder_error, write_whole
 from ..base.programs import use_compilation_cache
 from . import check, diagram, ended, finite, histogram, solve, transition
 from .options import ORIGIN, Parser
