@@ -225,13 +225,10 @@ def check(model: Model, *, even: bool = True) -> None:
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(model)
         model = jax.tree.map(jnp.asarray, jax.device_get(model))
-        _check_names(model)
-        _check_arguments(model)
-        check_numbers(model)
-        if model.penalty is not None:
-            check_penalty(model.penalty, model.lam, even)
-        _check_law(model)
-        _check_functions(model, even)
+        checks = [_check_sizes, _check_names, _check_arguments, check_numbers]
+        checks += [partial(_check_penalty, even=even), _check_law, partial(_check_functions, even=even)]
+        for further_check in checks:
+            further_check(model)
 
 
 def _check_fields(model: Model) -> None:
@@ -247,6 +244,9 @@ def _check_fields(model: Model) -> None:
         if leaf.dtype != dtype:
             text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
             raise InputError(name, text)
+
+
+def _check_sizes(model: Model) -> None:
     lam = np.asarray(model.lam)
     in_range = np.all(lam >= 0 if model.penalty is not None else lam > 0)
     require(lam.shape == () and in_range and lam < np.inf, "lam", lam, "one positive number")
@@ -276,6 +276,11 @@ def _check_names(model: Model) -> None:
             matches = difflib.get_close_matches(name, attributes, 1, cutoff=0.8)
             if matches and name not in attributes:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
+
+
+def _check_penalty(model: Model, even: bool) -> None:
+    if model.penalty is not None:
+        check_penalty(model.penalty, model.lam, even)
 
 
 def _check_law(model: Model) -> None:
