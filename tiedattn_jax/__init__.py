@@ -20,7 +20,7 @@ passing and training follow from it. The public functions by task:
     learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
-    observables     gen_error, gen_error_linear, second_minimum_share, error_bar
+    observables     fields of FixedPoint; error_bar
     finite size     sample_data, Data, diagnose, realised, raw_labels, shard, gamp, train, risk, run_instances
                     sample_on_demand, DataOnDemand for dimensions whose sentences do not fit into memory
                     train_value, heldout_error, linear_baseline
@@ -133,12 +133,7 @@ from .rsb.transitions import (
     linear_crossing_1rsb as linear_crossing_1rsb,
 )
 from .theory.multistart import find_states as find_states
-from .theory.observables import (
-    Diagnostics as Diagnostics,
-    gen_error as gen_error,
-    gen_error_linear as gen_error_linear,
-    second_minimum_share as second_minimum_share,
-)
+from .theory.observables import Diagnostics as Diagnostics
 from .theory.solve import solve as solve
 from .theory.state_evolution import StateEvolution as StateEvolution, state_evolution as state_evolution
 from .theory.states import FixedPoint as FixedPoint
