@@ -9,8 +9,9 @@ from jax import lax
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Conjugates
+from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
-from tiedattn_jax.theory.solve import traced_states, with_tangents
+from tiedattn_jax.theory.solve import traced_states
 from tiedattn_jax.theory.states import DIAGNOSTICS, State
 
 

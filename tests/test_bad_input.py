@@ -14,6 +14,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.overlaps import BRANCHES, branch_of
 from tiedattn_jax.model.parameters import Parameter, axis_of
+from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import prior
 from tiedattn_jax.theory.solve import check_start
 
@@ -441,7 +442,10 @@ CALLS = {
         "covariances must be an array of real numbers",
     ),
     "encodings complex": (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
-    "law complex": (lambda: ta.dot_product(spectrum=complex_law()), "spectrum must be a real number or an array of them"),
+    "law complex": (
+        lambda: ta.dot_product(spectrum=complex_law()),
+        "spectrum must be a real number or an array of them",
+    ),
     "teacher means complex": (
         lambda: ta.SpectralLaw.of_classes([1.0], {(0, 0): 1.0}, teacher_means=[0.1j]),
         "teacher_means must be an array of real numbers",
@@ -461,7 +465,7 @@ CALLS = {
         lambda: ta.sample_data(MODEL, 20, 1.0, jnp.zeros(1, jnp.uint32)),
         "key must be one key, as jax.random.key",
     ),
-    "gap": (lambda: ta.second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
+    "gap": (lambda: second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
 }
 _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
 _MASKED = np.ma.array([[0.6, 0.4], [0.4, 0.6]], mask=[[True, False], [False, False]])

@@ -14,7 +14,7 @@ from tiedattn_jax.averages.fields import fields, whiten
 from tiedattn_jax.finite.evaluation import sentence_losses
 from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.model.checks import check
-from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in
+from tiedattn_jax.theory.observables import gen_error, gen_error_in, gen_error_linear_in
 from tiedattn_jax.theory.potentials import channel
 from tiedattn_jax.theory.solve import branch_start
 
@@ -133,7 +133,7 @@ def test_held_out_sentences_have_noise_of_their_own(noisy):
     error = ta.heldout_error(noisy, data, Q, key, sentences=40_000)
     x = data.overlaps(Q, jnp.ones((2, 1, 1)))
     expected, noiseless = (
-        ta.gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.sobol_nodes(model_of(kind), 2**12))
+        gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.sobol_nodes(model_of(kind), 2**12))
         for kind in (Noisy, ta.DotProduct)
     )
     bar = float(np.hypot(error.stderr, expected.stderr))

@@ -57,9 +57,9 @@ def test_a_release_needs_its_version_and_its_section(tag, section, complaint, tm
     """The script stops before it builds anything if tag, version and changelog do not agree."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "release", tmp_path / ".ci")
-    store = tmp_path / "tiedattn_jax" / "base" / "store.py"
-    store.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "tiedattn_jax" / "base" / "store.py", store)
+    version = tmp_path / "tiedattn_jax" / "base" / "__init__.py"
+    version.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tiedattn_jax" / "base" / "__init__.py", version)
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{section}\n")
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"  # ends the script where the build would begin

@@ -20,7 +20,7 @@ passing and training follow from it. The public functions by task:
     learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
-    observables     gen_error, gen_error_linear, second_minimum_share, error_bar
+    observables     fields of FixedPoint; error_bar
     finite size     sample_data, Data, diagnose, realised, raw_labels, shard, gamp, train, risk, run_instances
                     sample_on_demand, DataOnDemand for dimensions whose sentences do not fit into memory
                     train_value, heldout_error, linear_baseline
@@ -41,8 +41,9 @@ from .averages.nodes import (
 )
 from .averages.recipes import default_nodes as default_nodes
 from .averages.rules import SIZES as SIZES, Replicate as Replicate, Rule as Rule
+from .base import VERSION as VERSION
 from .base.errors import InputError as InputError
-from .base.files import VERSION as VERSION, load as load
+from .base.files import load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .bayes.channel import posterior_pair as posterior_pair
@@ -132,12 +133,7 @@ from .rsb.transitions import (
     linear_crossing_1rsb as linear_crossing_1rsb,
 )
 from .theory.multistart import find_states as find_states
-from .theory.observables import (
-    Diagnostics as Diagnostics,
-    gen_error as gen_error,
-    gen_error_linear as gen_error_linear,
-    second_minimum_share as second_minimum_share,
-)
+from .theory.observables import Diagnostics as Diagnostics
 from .theory.solve import solve as solve
 from .theory.state_evolution import StateEvolution as StateEvolution, state_evolution as state_evolution
 from .theory.states import FixedPoint as FixedPoint

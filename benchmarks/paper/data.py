@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.files import Checkpoint, packed, unpacked, write_whole
+from tiedattn_jax.base.files import Store, packed, unpacked, write_whole
 
 Columns = dict[str, Shaped[np.ndarray, " rows"]]
 _MAPS = Path("/proc/self/maps")
@@ -40,8 +39,9 @@ def read(path: Path) -> tuple[dict[str, Any], Columns]:
         InputError: the file is missing, damaged or of another kind.
     """
     metadata, columns = unpacked(path, missing(path))
-    if "done" in metadata:
-        columns = {name: values[: metadata["done"]] for name, values in columns.items()}
+    if "steps" in metadata:
+        columns = {name: values[: metadata["steps"]] for name, values in columns.items()}
+        metadata = metadata["computation"]
     return metadata, columns
 
 
@@ -52,7 +52,7 @@ def missing(path: Path) -> InputError:
 
 def keep(path: Path, metadata: dict[str, Any], columns: dict[str, Any]) -> None:
     """Write columns and their `about`."""
-    write_whole(path, packed({**columns, "about": np.array(json.dumps(metadata))}))
+    write_whole(path, packed(metadata, columns))
 
 
 def known(path: Path, metadata: dict[str, Any]) -> bool:
@@ -76,13 +76,14 @@ def filled(
         row: function that returns the numbers of a row.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = Checkpoint(path, {**metadata, "points": [list(map(float, p)) for p in points]})
-    done, columns = checkpoint.load({name: np.full(len(points), np.nan) for name in names})
+    computation = {**metadata, "points": [list(map(float, p)) for p in points]}
+    checkpoint = Store(path, computation, "checkpoint", "be of this computation, or another file")
+    done, columns = checkpoint.latest({name: np.full(len(points), np.nan) for name in names})
     bar(done, len(points))
     for k in range(done, len(points)):
         for name, value in zip(names, row(*points[k]), strict=True):
             columns[name][k] = value
-        checkpoint.save(k + 1, columns)
+        checkpoint.keep(k + 1, columns)
         bar(k + 1, len(points))
         _clear_programs()
 

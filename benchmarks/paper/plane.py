@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import tiedattn_jax as ta
 from tiedattn_jax.plotting.diagrams import slice_figure
 from tiedattn_jax.plotting.style import LABELS, MARKS, SYMBOLS, panels
+from tiedattn_jax.theory.observables import gen_error_linear
 
 from .data import Columns, Task, filled, missing, read, where
 from .layers import STARTS, model_of, train_of
@@ -113,7 +114,7 @@ class Plane(NamedTuple):
         @cache
         def linear(omega: float) -> float:
             model = self.model(omega)
-            return float(ta.gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
+            return float(gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
 
         names, bar = (
             ("alpha", "omega", "branch", "linear", *MEASURED),

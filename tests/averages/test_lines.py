@@ -18,6 +18,7 @@ from tiedattn_jax.averages.moreau import loss_at_nodes, moreau, prox_gradient
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.theory import solve as solving
+from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -79,12 +80,12 @@ def test_every_node_is_at_the_global_minimum(model, case):
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-5)
     finite = jnp.isfinite(points.gap) & jnp.isfinite(minima.gap)
     assert int(jnp.sum(finite)) > 50
-    shares = [float(ta.second_minimum_share(model, x, nodes, gap).value) for gap in (1e-3, jnp.inf)]
+    shares = [float(second_minimum_share(model, x, nodes, gap).value) for gap in (1e-3, jnp.inf)]
     close_share, total_share = (jnp.sum(points.weight * (minima.gap < gap)) for gap in (1e-3, jnp.inf))
     np.testing.assert_allclose(shares, [close_share, total_share], rtol=0.1)
     assert 0 < shares[0] < shares[1]
     with pytest.raises(ValueError, match="gap"):
-        ta.second_minimum_share(model, x, nodes, 0.0)
+        second_minimum_share(model, x, nodes, 0.0)
     np.testing.assert_allclose(points.gap[finite], minima.gap[finite], rtol=0.05, atol=1e-6)
 
 

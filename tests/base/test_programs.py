@@ -166,8 +166,8 @@ def test_a_file_of_another_program_is_not_run(folder, traced, arguments):
     value = stored_program(gen_error_in)(*arguments)
     (file,) = folder.iterdir()
     header, contents = store.unpacked(file, ta.InputError("", ""))
-    for changed in ({"name": "0" * 64}, {"structure": ["os:PathLike", [], []]}, {"structure": 5}):
-        file.write_bytes(packed({"about": json.dumps({**header, **changed}), **contents}))
+    for changed in ({"name": "0" * 64}, {"result": {"class": "os:PathLike", "fields": {}}}, {"result": {"a": 5}}):
+        file.write_bytes(packed({**header, **changed}, contents))
         count = len(traced)
         assert stored_program(gen_error_in)(*arguments) == value and len(traced) == count + 1
 
@@ -184,7 +184,7 @@ def test_what_a_file_may_not_name(name):
     """Only trees of this library's modules and of Python's containers are made; nothing else is called or imported."""
     before = set(sys.modules)
     with pytest.raises((ValueError, KeyError, AttributeError, TypeError)):
-        compiled.example([name, [], [0]])
+        compiled.example({"class": name, "fields": {"value": 0}})
     assert set(sys.modules) == before
 
 
@@ -203,10 +203,13 @@ def test_structures(model):
     A user's module cannot.
     """
     guess = ta.Guess(1.0, (BRANCHES["semantic"].start(model),))
-    structure = jax.tree.structure({"b": (model, None, [1.0]), "a": guess})
-    assert jax.tree.structure(compiled.example(compiled.described(structure))) == structure
-    with pytest.raises(TypeError):
-        compiled.described(jax.tree.structure(UserModel(**vars(model))))
+    tree = {"b": (model, None, [jnp.ones(2)]), "a": guess}
+    assert jax.tree.structure(compiled.example(json.loads(json.dumps(compiled.described(tree))))) == jax.tree.structure(
+        tree
+    )
+    for foreign in (UserModel(**vars(model)), [np.sin], [lambda: 0], {1: 2}):
+        with pytest.raises(TypeError):
+            compiled.described(foreign)
 
 
 def test_the_folder(folder, monkeypatch, tmp_path):

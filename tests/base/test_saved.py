@@ -1,6 +1,5 @@
 """Results come back from files as they were, and files can hold nothing that is executed."""
 
-import json
 import subprocess
 import sys
 
@@ -129,17 +128,23 @@ def test_other_files(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ta.InputError, match="path must be a whole file"):
         ta.load(path)
-    for about in ({"x": "alpha"}, {"result": {"class": ["os", "system"], "fields": {}}}):
-        path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+    for about in ({"x": "alpha"}, {"result": {"class": "os:system", "fields": {}}}):
+        path.write_bytes(packed(about, {}))
         with pytest.raises(ta.InputError, match="path "):
             ta.load(path)
-    for name in ("solve", "nothing", "np.save"):  # functions of the library and of others are no classes of results
-        about = {"result": {"class": ["tiedattn_jax.theory.solve", name], "fields": {}}}
-        path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+    for name in (
+        "solve",
+        "nothing",
+        "np.save",
+        "Problem.lane",
+        "Path",
+    ):  # functions of the library and of others are no classes of results
+        about = {"result": {"class": f"tiedattn_jax.theory.solve:{name}", "fields": {}}}
+        path.write_bytes(packed(about, {}))
         with pytest.raises(ta.InputError, match="path needs the class"):
             ta.load(path)
-    about = {"result": {"class": ["tiedattn_jax.base.report", "Average"], "fields": {"value": 1.0}}}
-    path.write_bytes(packed({"about": np.array(json.dumps(about))}))
+    about = {"result": {"class": "tiedattn_jax.base.report:Average", "fields": {"value": 1.0}}}
+    path.write_bytes(packed(about, {}))
     with pytest.raises(ta.InputError, match="path must be of this version of Average"):
         ta.load(path)
 

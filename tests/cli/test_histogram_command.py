@@ -83,11 +83,11 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert (calls[1] != calls[3]).all()
 
 
-def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
-    def refuse(folder):
-        raise InputError("out", f"must be another, got out='{folder}'")
+def test_a_folder_that_cannot_be_written(capsys, tmp_path, monkeypatch):
+    def refuse(folder, argument):
+        raise InputError(argument, f"must be another, got {argument}='{folder}'")
 
-    monkeypatch.setattr("tiedattn_jax.cli.simulations.claim", refuse)
+    monkeypatch.setattr("tiedattn_jax.cli.simulations.make_folder", refuse)
     with pytest.raises(SystemExit) as end:
         command(capsys, "--out", str(tmp_path))
     assert end.value.code == 2

@@ -326,7 +326,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
     assert file.read_bytes() == content
     for damaged in (b"", b"\x93 something else", content[: len(content) // 2]):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match=f"checkpoint must be one that this library wrote.*{file}"):
+        with pytest.raises(InputError, match=f"checkpoint must be whole and written by this library.*{file}"):
             task.train(keys, data, PAIR, **options)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory.observables import gen_error
 
 REFERENCE = {  # R, Theta, |m|, risk
     (0.005, "semantic"): (0.575802, 0.758816, 0.0, 0.00209029),
@@ -83,7 +84,7 @@ def test_curvature_by_the_test_error(model, nodes, minima):
             R = Theta**2 + m[:1] ** 2 + outside**2 + 1e-9
             q, theta = (jnp.broadcast_to(0.25 * a, (2, 1, 1)) for a in (R, Theta))
             x = ta.Overlaps(q, jnp.ones_like(q), theta, m)
-            return float(ta.gen_error(model, x, nodes).value) + 0.5 * kappa * float(R[0, 0])
+            return float(gen_error(model, x, nodes).value) + 0.5 * kappa * float(R[0, 0])
 
         origin = risk(0, 0, 0)
         curvatures = [(risk(*(step * e)) + risk(*(-step * e)) - 2 * origin) / step**2 for e in np.eye(3)]

@@ -293,7 +293,7 @@ def test_boundaries_meet_in_one_parameter_only():
 
 
 def test_a_file_that_is_no_diagram(tmp_path):
-    Store(tmp_path / "grid", "mark", resume=False).put("track-00000", {"q": np.ones(2)})
+    Store(tmp_path / "grid", {"fingerprint": "mark"}, "out", "hold other pieces").put("track-00000", {"q": np.ones(2)})
     track = (tmp_path / "grid" / "track-00000.npz").read_bytes()
     for name, content in (("missing.npz", None), ("text.npz", b"alpha"), ("empty.npz", b""), ("track.npz", track)):
         if content is not None:

@@ -446,7 +446,7 @@ def small_disk(tmp_path):
 
     resize(2**20)
     yield tmp_path, lambda size: resize(size, "remount")
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # lazily, because the run holds its lock
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.mark.slow

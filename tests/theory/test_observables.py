@@ -1,7 +1,9 @@
 """Predictions of a state, each checked by a second route."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 from cases import CASES, state
@@ -13,7 +15,7 @@ from tiedattn_jax.averages.rules import Jumps, Points, average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.observables import growth_moments, growths_in
+from tiedattn_jax.theory.observables import gen_error, growth_moments, growths_in, second_minimum_share
 from tiedattn_jax.theory.potentials import points_in
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -25,7 +27,7 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
     draws = np.random.default_rng(0).standard_normal((2, 2, 1, 100_000))
     h, y = fields(model, x, *map(jnp.asarray, draws))
     losses = jax.vmap(model.loss, in_axes=-1)(h, y)
-    error = ta.gen_error(model, x, nodes)
+    error = gen_error(model, x, nodes)
     assert abs(error.value - losses.mean()) < 4 * losses.std() / 100_000**0.5 + 3 * error.stderr
     T = jax.vmap(model.target, in_axes=-1)(y)
     spread = 0.5 * 0.25 * jnp.sum((T - T.mean(0)) ** 2, (1, 2))
@@ -33,7 +35,7 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
     assert abs(linear.value - spread.mean()) < 4 * spread.std() / 100_000**0.5 + 3 * linear.stderr
     fp = solved(2.0, "semantic")
     np.testing.assert_allclose(fp.gen_error_linear, linear.value, rtol=1e-10)
-    np.testing.assert_allclose(fp.gen_error, ta.gen_error(model, fp.overlaps, nodes).value, rtol=1e-3)
+    np.testing.assert_allclose(fp.gen_error, gen_error(model, fp.overlaps, nodes).value, rtol=1e-3)
 
 
 def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
@@ -146,7 +148,7 @@ def test_implicit_gradient_of_a_function_of_the_state(model):
 
 def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
     x = state(CASES[2])
-    a, b = (ta.gen_error(model, x, rule) for rule in (nodes, lines))
+    a, b = (gen_error(model, x, rule) for rule in (nodes, lines))
     assert abs(a.value - b.value) < 3 * np.hypot(a.stderr, b.stderr)
     weight = average(lines.replicate(0), lambda block: jnp.sum(lines.stack.quadrature(block)[2]))
     np.testing.assert_allclose(weight, 1, rtol=1e-12)
@@ -157,9 +159,12 @@ def test_second_minima_below_a_gap(model, nodes):
     points = jax.jit(points_in)(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
     expected = (points.gap < gap) @ points.weight
     rule = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
-    share = ta.second_minimum_share(model, x, rule, gap).value
+    share = second_minimum_share(model, x, rule, gap).value
     np.testing.assert_allclose(share, expected, rtol=1e-10)
-    assert 0.003 < share < 0.9 * ta.second_minimum_share(model, x, rule, 2 * gap).value
+    assert 0.003 < share < 0.9 * second_minimum_share(model, x, rule, 2 * gap).value
+    point = made.fixed_point(CASES[4])
+    point = eqx.tree_at(lambda p: p.replicates.overlaps, point, jax.tree.map(lambda a: jnp.stack([a] * 4), x))
+    assert point.second_minimum_share(rule, gap).value == pytest.approx(float(share), rel=1e-12)
 
 
 def test_the_baseline_is_weighted_by_the_traces(model, nodes):

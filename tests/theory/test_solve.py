@@ -161,14 +161,16 @@ def stub_solve(monkeypatch, lines, points=(0, 0.0)):
 
 def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     requests = stub_solve(monkeypatch, lines=(0, 1e-3))
-    point = solving._refined(model, jnp.array(2.0), "semantic", 4e-4, None, ta.Settings(tol=4e-5))
+    point = solving._refined(
+        solving.Request(model, jnp.array(2.0), "semantic", None, None, ta.Settings(tol=4e-5)), 4e-4
+    )
     assert [size for _, size, *_ in requests] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
     assert requests[0][2] is None and requests[1][2] is not None and point.ok
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_rtol_sets_the_tolerance_of_a_solve(model, monkeypatch):
-    monkeypatch.setattr(solving, "_refined", lambda *a: a[-1])
+    monkeypatch.setattr(solving, "_refined", lambda request, rtol: request.settings)
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
 
 
@@ -184,7 +186,7 @@ def test_rtol_sets_the_tolerance_of_a_solve(model, monkeypatch):
 )
 def test_rtol_takes_sobol_points_where_they_do_better(model, monkeypatch, lines, points, kinds, status):
     requests = stub_solve(monkeypatch, lines, points)
-    point = solving._refined(model, jnp.array(2.0), "semantic", 3e-4, None, ta.Settings())
+    point = solving._refined(solving.Request(model, jnp.array(2.0), "semantic", None, None, ta.Settings()), 3e-4)
     assert "".join(kind for kind, *_ in requests) == kinds and point.status == status
 
 

@@ -1,14 +1,12 @@
-"""The tools that every other room uses.
+"""The tools that every other room uses, and the version of the package.
 
 errors         bad input, in one sentence
-printing       results as text
-results        statuses, error bars, averages over replicates
-store          files that survive an interruption
-saved          results as files
+report         results: status, error bars, averages over replicates, and how they print
+files          files that are written whole: results, tables, and what a long computation resumes from
 programs       compiled programs that are kept from one process to the next
-linalg         small linear algebra at very many nodes
+arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share
 nodewise       functions of a few numbers, evaluated at very many nodes
 derivatives    derivatives of values that a search found
-trees          one operation on every array of a tree
-types          types that many signatures share
 """
+
+VERSION = "0.1.0"  # which pyproject.toml reads here

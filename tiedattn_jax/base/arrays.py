@@ -1,11 +1,10 @@
-"""Types that many signatures share. The shapes in a signature bind its names within one call; the tests check them.
+"""Arrays: types that many signatures share, one operation on every array of a tree, and algebra of small matrices.
 
-Trees of arrays: one operation on every array.
+The shapes in a signature bind their names within one call; the tests check them.
 
-Linear algebra of small matrices, of two kinds.
-
-Order parameters are matrices (..., r, r), and plain numbers for r = 1; calls to LAPACK would dominate the compile time.
-Matrices at N nodes have the node axis last, (n, n, N); batched products of tiny matrices are slow.
+Small matrices are of two kinds. Order parameters are matrices (..., r, r), and plain numbers for r = 1; calls to LAPACK
+would dominate the compile time. Matrices at N nodes have the node axis last, (n, n, N); batched products of tiny
+matrices are slow.
 """
 
 from __future__ import annotations

@@ -99,32 +99,41 @@ def are_real(value: PyTree) -> bool:
     return all(map(is_real, jax.tree.leaves(value)))
 
 
+def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return `convert(value)`; None if `value` does not consist of real numbers, or is no array of them."""
+    try:
+        return convert(value) if are_real(value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, "..."]:
     """Return real numbers as an array of `dtype`; they may be traced.
 
     Raises:
         InputError: `value` does not consist of real numbers.
     """
-    try:
-        if not are_real(value):
-            raise TypeError
-        return jnp.asarray(value, dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(
-            argument, f"must be a real number or an array of them, got {argument}={_shown(value)}"
-        ) from None
+    array = _converted(value, lambda value: jnp.asarray(value, dtype))
+    if array is None:
+        raise InputError(argument, f"must be a real number or an array of them, got {argument}={_shown(value)}")
+    return array
 
 
-def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, ""]:
+def as_number(value: Any, argument: str, dtype: DTypeLike | None, *, positive: bool = False) -> Real[Array, ""]:
     """Return one real number as an array of `dtype`; it may be traced.
 
+    Args:
+        positive: whether a concrete number must be positive and finite.
+
     Raises:
-        InputError: `value` is not a real number, or is several.
+        InputError: `value` is not a real number, or is several, or is out of range.
     """
     number = as_array(value, argument, dtype)
     if number.shape != ():
         advice = "sweep for a branch at several alphas, or jax.vmap" if argument == "alpha" else "jax.vmap for several"
         raise InputError(argument, f"must be one number, got shape {number.shape}: use {advice}")
+    if positive and is_concrete(number):
+        require(np.isfinite(number) & (number > 0), argument, number, "positive and finite")
     return number
 
 
@@ -226,11 +235,9 @@ def array_of(
     Raises:
         InputError: `values` is not such an array, or does not satisfy `holds`.
     """
-    try:
-        array = np.asarray(values, float) if are_real(values) else np.empty(0)
-    except (TypeError, ValueError, OverflowError):
-        array = np.empty(0)
-    if array.ndim != ndim or not array.size or not np.all(np.isfinite(array)) or not np.all(holds(array)):
+    array = _converted(values, lambda values: np.asarray(values, float))
+    is_valid = array is not None and array.ndim == ndim and array.size and np.all(np.isfinite(array))
+    if not is_valid or not np.all(holds(array)):
         raise InputError(argument, f"must be {requirement}, got {argument}={_shown(values)}")
     return array
 
@@ -250,12 +257,8 @@ def shaped_array(
     Raises:
         InputError: the argument is not an array of real numbers, has another shape, or is not finite.
     """
-    try:
-        is_real = are_real(a)
-        array = (np.asarray(a, float) if on_host else jnp.asarray(a)) if is_real else np.empty(0)
-    except (TypeError, ValueError, OverflowError):
-        is_real = False
-    if not is_real:
+    array = _converted(a, lambda a: np.asarray(a, float) if on_host else jnp.asarray(a))
+    if array is None:
         raise InputError(name, f"must be an array of real numbers, got something else, of type {type(a).__name__}")
     names = axes.split()
     known_sizes = ", ".join(f"{k} = {sizes[k]}" for k in dict.fromkeys(names) if k in sizes)

@@ -1,12 +1,10 @@
-"""Files that are written whole or not at all, and that keep the state of a long computation.
+"""Files that are written whole or not at all: arrays, tables, results, and what a long computation resumes from.
 
-A file of arrays is an .npz whose comment is the SHA-256 of everything before it, so that a single flipped bit is
-detected. A file from which a computation resumes also has a line of JSON among its arrays, `about`, that identifies the
-computation. A `Store` keeps the finished pieces of a computation, one file each. A `Checkpoint` keeps its latest state.
+A file of arrays is an .npz, whose zip format has a checksum (CRC) of every array. It also has a line of JSON among its
+arrays, `about`, that says what they belong to. A `Store` keeps what a computation resumes from: its finished pieces, or
+its latest state. `pack` and `load` write and read a result: its structure as JSON, and its arrays by their place in it.
 
-Results as files: the structure of a result as JSON, and its arrays by their place in it, in one .npz file.
-
-Nothing in a file is executed. A class of this library is imported by its name; a class of the user's, such as a model,
+Nothing in a file is executed. A class of this library is looked up by its name; a class of the user's, such as a model,
 must exist when the file is read.
 """
 
@@ -16,19 +14,18 @@ import contextlib
 import csv
 import dataclasses
 import enum
+import functools
 import hashlib
-import importlib
 import io
 import itertools
 import json
-import math
 import os
 import re
 import secrets
 import stat
-import weakref
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +36,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
+from . import VERSION
 from .arrays import AnyArray
 from .errors import InputError
 
-try:
-    import fcntl
-except ImportError:  # Windows has no locks on folders
-    fcntl = None  # type: ignore[assignment]
-
-VERSION = "0.1.0"  # version of the package, which pyproject.toml reads here
 _ABOUT = "about"  # name of the JSON among the arrays
-_PIECE = "piece"  # name of a piece in its own JSON, so that a copy under another name is noticed
 _KINDS = ("track", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
-_DIGEST = 64  # length of the checksum in characters
-_INFLATED = 100  # largest ratio of the arrays to the file that contains them
-_SMALL_FILE = 2**26  # bytes that the arrays of any file may take, however small the file is
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -81,8 +69,8 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def packed(arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
-    """Return the content of one .npz file of arrays with its checksum; pickle is not used.
+def packed(about: Any, arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
+    """Return the content of one .npz file of arrays and of the JSON that says what they belong to; pickle is not used.
 
     Raises:
         TypeError: if an array holds Python objects.
@@ -91,53 +79,26 @@ def packed(arrays: Mapping[str, Any], *, compressed: bool = True) -> bytes:
         if np.asarray(array).dtype.hasobject:
             raise TypeError(f"{name} must be an array of numbers or of text, got {array!r}")
     out = io.BytesIO()
-    (np.savez_compressed if compressed else np.savez)(out, **arrays)
-    # A zip file ends with its comment, here the checksum. Two bytes before the comment hold its length.
-    body = out.getvalue()[:-2] + _DIGEST.to_bytes(2, "little")
-    return body + _digest(body)
+    (np.savez_compressed if compressed else np.savez)(out, **{_ABOUT: np.array(json.dumps(about)), **arrays})
+    return out.getvalue()
 
 
 def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Read a file of `packed` arrays. Return the JSON of `about`, which says what they belong to, and arrays by name.
-
-    The sizes that the file announces are checked before memory is taken for them.
+    """Read a file of `packed` arrays. Return what they belong to, and the arrays by name.
 
     Args:
         refusal: error to raise if the file cannot be read, is damaged or of another kind.
     """
     try:
-        content = path.read_bytes()
-        if _digest(content[:-_DIGEST]) != content[-_DIGEST:]:
-            raise ValueError("another checksum")
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            if sum(entry.file_size for entry in file.infolist()) > max(_INFLATED * len(content), _SMALL_FILE):
-                raise ValueError("larger arrays than this library packs")
-            arrays = {entry.filename.removesuffix(".npy"): _array(file.read(entry)) for entry in file.infolist()}
-        header = json.loads(str(arrays.pop(_ABOUT)))
-        if not isinstance(header, dict):
+        with zipfile.ZipFile(path) as file:  # it compares the checksum of every entry that is read to its end
+            entries = {name.removesuffix(".npy"): io.BytesIO(file.read(name)) for name in file.namelist()}
+        arrays = {name: np.load(entry, allow_pickle=False) for name, entry in entries.items()}
+        about = json.loads(str(arrays.pop(_ABOUT)))
+        if not isinstance(about, dict):
             raise TypeError("another header")
-        return header, arrays
+        return about, arrays
     except Exception:  # the content can be anything, and can fail in any way
         raise refusal from None
-
-
-def _array(content: bytes) -> np.ndarray:
-    """Return the array of one .npy file.
-
-    Raises:
-        ValueError: the content has another size than its header announces, or consists of Python objects.
-    """
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
-        raise ValueError("another size")
-    return np.load(io.BytesIO(content), allow_pickle=False)
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
 
 
 def make_private(folder: Path, argument: str) -> None:
@@ -201,85 +162,60 @@ def without_addresses(thing: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
-class Claim:
-    """Lock by which this process claims a folder; the system releases it when the process ends, however it ends."""
-
-    def __init__(self, folder: Path):
-        self.locked = False
-        if fcntl is None:
-            return
-        lock = os.open(folder, os.O_RDONLY)
-        weakref.finalize(self, os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.locked = True
-        except BlockingIOError:
-            text = f"must be a folder that no other run is filling: wait for it or use another, got out='{folder}'"
-            raise InputError("out", text) from None
-        except OSError:  # a file system without locks on folders, such as NFS: the folder stays unprotected
-            pass
-
-
-_CLAIMS: weakref.WeakValueDictionary[Path, Claim] = weakref.WeakValueDictionary()
-
-
-def claim(folder: Path) -> Claim:
-    """Make a folder and lock it against other processes while the caller keeps the returned `Claim`.
-
-    Partial files that a killed process left there are removed.
+def make_folder(folder: Path, argument: str) -> None:
+    """Make a folder, or check that one can be written to.
 
     Raises:
-        InputError: if the folder cannot be made or written, or another process fills it; the error names `out`.
+        InputError: it cannot; the error names `argument`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError("it is read-only")
     except (OSError, ValueError) as problem:
-        raise folder_error(folder, problem) from None
-    path = folder.resolve()
-    lock = _CLAIMS.get(path)
-    if lock is None:
-        lock = _CLAIMS[path] = Claim(folder)
-        for part in folder.glob(".*.part") if lock.locked else ():
-            part.unlink(missing_ok=True)
-    return lock
+        raise folder_error(folder, problem, argument) from None
 
 
-def folder_error(folder: Path, why: Exception) -> InputError:
-    """Return the error for a folder `out` that cannot be written."""
+def folder_error(folder: Path, why: Exception, argument: str = "out") -> InputError:
+    """Return the error for a folder that cannot be written."""
     reason = getattr(why, "strerror", None) or why
-    return InputError("out", f"must be a folder that can be written, got out='{folder}' ({reason})")
+    return InputError(argument, f"must be a folder that can be written, got {argument}='{folder}' ({reason})")
 
 
 class Store:
-    """Finished pieces of one computation in a folder, each a file of its own that carries the fingerprint.
+    """What a computation resumes from: a folder with its finished pieces, or one file with its latest state.
 
-    While the store exists no other computation can open one in the same folder. The processes of one computation share
-    the folder.
+    Every file is written whole, and says which computation it belongs to. A piece does not depend on who computes it:
+    two runs that share a folder write equal pieces.
 
     Args:
-        folder: folder of the pieces; None keeps nothing.
-        mark: fingerprint of the computation.
-        resume: whether to take over pieces that are there already.
-
-    Raises:
-        InputError: if the folder has pieces and `resume` is False, the folder cannot be written, or another run fills
-            it.
+        place: the folder or the file; None keeps nothing.
+        computation: what identifies the computation; its values must survive a round trip through JSON.
+        argument: name of the argument `place` in errors.
+        requirement: end of the sentence "`argument` must ..." for a file that belongs to another computation.
     """
 
-    def __init__(self, folder: str | os.PathLike | None, mark: str, resume: bool):
-        self.folder = None if folder is None else Path(folder)
-        self.header = {"fingerprint": mark, "version": VERSION}
-        if self.folder is None:
-            return
-        if jax.process_index() == 0:
-            self._claim = claim(self.folder)
-        if not resume and (piece_count := len(self._paths())):
-            text = "must not hold the pieces of an earlier run unless resume is asked for"
-            raise InputError("out", f"{text}, got out='{folder}' with {piece_count} of them")
+    def __init__(
+        self, place: str | os.PathLike | None, computation: dict[str, Any], argument: str, requirement: str
+    ) -> None:
+        self.place = None if place is None else Path(place)
+        self.computation = {**computation, "version": VERSION}
+        self.argument, self.requirement = argument, requirement
 
-    def load(self) -> dict[str, dict[str, np.ndarray]]:
+    def open_folder(self, resume: bool) -> None:
+        """Make the folder of the pieces.
+
+        Raises:
+            InputError: the folder cannot be written, or has pieces although the computation does not `resume`.
+        """
+        if self.place is None:
+            return
+        make_folder(self.place, self.argument)
+        if not resume and (count := len(self._paths())):
+            text = "must not hold the pieces of an earlier run unless resume is asked for"
+            raise InputError(self.argument, f"{text}, got {self.argument}='{self.place}' with {count} of them")
+
+    def pieces(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the finished pieces by name; each is a dictionary of arrays by name.
 
         Raises:
@@ -287,74 +223,64 @@ class Store:
         """
         pieces = {}
         for path in self._paths():
-            text = f"must hold whole pieces only, got out='{self.folder}' with {path.name} damaged: delete this file"
-            header, pieces[path.stem] = unpacked(path, InputError("out", text))
-            piece = header.pop(_PIECE, None)
-            if header != self.header:
-                text = "must hold pieces of the same model, nodes, axes and version only"
-                raise InputError("out", f"{text}, got out='{self.folder}' with pieces of others: use another folder")
-            if piece != path.stem:
+            about, pieces[path.stem] = self._read(path)
+            if (piece := about.get("piece")) != path.stem:
                 text = "must hold every piece under its own name"
-                actual = f"got out='{self.folder}' with {piece} in {path.name}: delete this file"
-                raise InputError("out", f"{text}, {actual}")
+                actual = f"got {self.argument}='{self.place}' with {piece} in {path.name}: delete this file"
+                raise InputError(self.argument, f"{text}, {actual}")
         return pieces
 
-    def put(self, name: str, arrays: Mapping[str, ArrayLike]) -> None:
+    def put(self, piece: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Write a finished piece; its name must start with "track-" or "retry-". The file contains its name, too."""
-        assert name.partition("-")[0] in _KINDS, name
-        if self.folder is not None:
-            _save(self.folder / f"{name}.npz", {**self.header, _PIECE: name}, arrays)
+        assert piece.partition("-")[0] in _KINDS, piece
+        if self.place is not None:
+            self._write(self.place / f"{piece}.npz", {"piece": piece}, arrays)
 
-    def _paths(self) -> list[Path]:
-        return [] if self.folder is None else sorted(p for k in _KINDS for p in self.folder.glob(f"{k}-*.npz"))
-
-
-class Checkpoint:
-    """The latest state of one computation, a pytree of arrays, in one file.
-
-    Args:
-        path: path of the file; None keeps nothing.
-        header: configuration that the state belongs to; its values must survive a round trip through JSON.
-    """
-
-    def __init__(self, path: str | os.PathLike | None, header: dict[str, Any]):
-        self.path = None if path is None else Path(path)
-        self.header = {**header, "version": VERSION}
-
-    def load(self, initial: PyTree) -> tuple[int, PyTree]:
+    def latest(self, initial: PyTree) -> tuple[int, PyTree]:
         """Return the number of finished steps and the state after them; zero and `initial` if there is no file.
 
         Args:
             initial: state before the computation, with the structure and types of every later state.
 
         Raises:
-            InputError: if the file is damaged or no checkpoint, or has another configuration or version. The error
-                names `checkpoint` and says what differs.
+            InputError: if the file is damaged or of another kind, or belongs to another computation.
         """
-        if self.path is None or not os.path.exists(self.path):
+        if self.place is None or not os.path.exists(self.place):
             return 0, initial
-        text = f"must be one that this library wrote: delete it or name another file, got checkpoint={self.path}"
-        refusal = InputError("checkpoint", text)
-        header, arrays = unpacked(self.path, refusal)
-        steps = header.pop("done", None)
-        if header != self.header:
-            names = [name for name in {**self.header, **header} if header.get(name) != self.header.get(name)]
-            mismatch = ", ".join(f"{name}={header.get(name)!r} instead of {self.header.get(name)!r}" for name in names)
-            text = f"must be of this configuration, or another file, got checkpoint={self.path} with {mismatch}"
-            raise InputError("checkpoint", text)
-        if steps is None or set(arrays) != set(named(initial)):
-            raise refusal
-        return steps, _filled(initial, arrays)
+        about, arrays = self._read(self.place)
+        if "steps" not in about or set(arrays) != set(named(initial)):
+            raise self._damaged(self.place)
+        return about["steps"], _filled(initial, arrays)
 
-    def save(self, steps: int, state: PyTree) -> None:
+    def keep(self, steps: int, state: PyTree) -> None:
         """Write the state after so many `steps` in place of an earlier one."""
-        if self.path is not None:
-            _save(self.path, {**self.header, "done": steps}, named(state))
+        if self.place is not None:
+            self._write(self.place, {"steps": steps}, named(state))
 
+    def _paths(self) -> list[Path]:
+        return [] if self.place is None else sorted(p for k in _KINDS for p in self.place.glob(f"{k}-*.npz"))
 
-def _save(path: Path, header: dict[str, Any], arrays: Mapping[str, ArrayLike]) -> None:
-    """Write named arrays, with the JSON of what they belong to, as one whole file."""
-    write_whole(path, packed({_ABOUT: np.array(json.dumps(header)), **arrays}, compressed=False))  # compressing is slow
+    def _damaged(self, path: Path) -> InputError:
+        text = f"must be whole and written by this library, got {self.argument}='{self.place}'"
+        return InputError(self.argument, f"{text} with {path.name} damaged or of another kind: delete this file")
+
+    def _write(self, path: Path, about: dict[str, Any], arrays: Mapping[str, ArrayLike]) -> None:
+        # Without compression, which is slow.
+        write_whole(path, packed({"computation": self.computation, **about}, arrays, compressed=False))
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the JSON and the arrays of a file of this computation."""
+        about, arrays = unpacked(path, self._damaged(path))
+        if not isinstance(actual := about.get("computation"), dict):
+            raise self._damaged(path)
+        expected = self.computation
+        if actual != expected:
+            names = [name for name in {**expected, **actual} if actual.get(name) != expected.get(name)]
+            # Fingerprints are long.
+            differences = (f"{name}={actual.get(name)!r:.24} instead of {expected.get(name)!r:.24}" for name in names)
+            text = f"must {self.requirement}, got {self.argument}='{self.place}' with {', '.join(differences)}"
+            raise InputError(self.argument, text)
+        return about, arrays
 
 
 def named(tree: PyTree) -> dict[str, Any]:
@@ -374,68 +300,55 @@ def _filled(template: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(template), itertools.starmap(leaf, named(template).items()))
 
 
-_PACKAGE = __name__.partition(".")[0]
+# Trees as JSON: of results in files, and of arguments and results of stored programs.
 
 
-def pack(result: Any) -> bytes:
-    """Return the content of an .npz file that `load` reads.
+def as_json(value: Any, leaf: Callable[[Any, str], Any], name_of: Callable[[type], str], place: str) -> Any:
+    """Return a tree of containers, modules and named tuples as JSON.
+
+    Args:
+        leaf: writes what is neither plain Python nor a node, given its place in the tree.
+        name_of: returns the name of the class of a module or named tuple, for `from_json`.
+        place: name of the tree, which begins all places in it.
+    """
+
+    def written(value: Any, place: str) -> Any:
+        if isinstance(value, (bool, str, type(None))):
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, np.generic):
+            return int(value) if isinstance(value, enum.IntEnum) else value
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {"dict": {key: written(item, f"{place}.{key}") for key, item in value.items()}}
+        if isinstance(value, list) or type(value) is tuple:
+            return {type(value).__name__: [written(item, f"{place}.{k}") for k, item in enumerate(value)]}
+        if isinstance(value, (eqx.Module, tuple)):
+            fields = {name: written(getattr(value, name), f"{place}.{name}") for name in _fields(type(value))}
+            return {"class": name_of(type(value)), "fields": fields}
+        return leaf(value, place)
+
+    return written(value, place)
+
+
+def from_json(value: Any, leaf: Callable[[Any], Any], class_of: Callable[[str], type]) -> Any:
+    """Return the tree that `as_json` wrote; fields are set as they were, without the checks of a new object.
+
+    Args:
+        leaf: reads what the `leaf` of `as_json` wrote.
+        class_of: returns the class of a name.
 
     Raises:
-        InputError: the result contains something else than numbers, texts, arrays, and modules and containers of them.
+        InputError: a class has other fields now.
     """
-    arrays: dict[str, np.ndarray] = {}
-    header = json.dumps({"version": VERSION, "result": _written(result, type(result).__name__, arrays)})
-    return packed({**arrays, "about": np.array(header)})
-
-
-def load(path: Path | str) -> Any:
-    """Read a result from a file.
-
-    Raises:
-        InputError: the file is missing, damaged or of another kind, or a class of the user's is not there.
-    """
-    hint = "" if Path(path).exists() else ", where there is no file"
-    refusal = InputError("path", f"must be a whole file that `save` of a result wrote, got path='{path}'{hint}")
-    header, arrays = unpacked(Path(path), refusal)
-    if "result" not in header:
-        raise refusal
-    return _read(header["result"], arrays)
-
-
-def _written(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a value as JSON; its arrays are added to `arrays` under their place."""
-    if isinstance(value, (bool, str, type(None))):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, np.generic):
-        return int(value) if isinstance(value, enum.IntEnum) else value
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype.kind in "biufcU":
-        arrays[place] = np.asarray(value)
-        return {"array": place, "jax": isinstance(value, jax.Array)}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _written(item, f"{place}.{key}", arrays) for key, item in value.items()}}
-    if isinstance(value, list) or type(value) is tuple:
-        items = [_written(item, f"{place}.{k}", arrays) for k, item in enumerate(value)]
-        return {type(value).__name__: items}
-    if isinstance(value, eqx.Module) or isinstance(value, tuple):
-        fields = {name: _written(getattr(value, name), f"{place}.{name}", arrays) for name in _fields(type(value))}
-        return {"class": [type(value).__module__, type(value).__qualname__], "fields": fields}
-    raise InputError("result", f"must consist of numbers, texts and arrays to be saved, got {value!r} in {place}")
-
-
-def _read(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return what `_written` wrote; fields are set as they were, without the checks of a new object."""
     if not isinstance(value, dict):
         return value
-    if "array" in value:
-        array = arrays[value["array"]]
-        return jnp.asarray(array) if value["jax"] else array
+    read = functools.partial(from_json, leaf=leaf, class_of=class_of)
     if "dict" in value:
-        return {key: _read(item, arrays) for key, item in value["dict"].items()}
-    if "list" in value:
-        return [_read(item, arrays) for item in value["list"]]
-    if "tuple" in value:
-        return tuple(_read(item, arrays) for item in value["tuple"])
-    cls, fields = _class(*value["class"]), {name: _read(item, arrays) for name, item in value["fields"].items()}
+        return {key: read(item) for key, item in value["dict"].items()}
+    if "list" in value or "tuple" in value:
+        return [*map(read, value["list"])] if "list" in value else tuple(map(read, value["tuple"]))
+    if "class" not in value:
+        return leaf(value)
+    cls, fields = class_of(value["class"]), {name: read(item) for name, item in value["fields"].items()}
     if set(fields) != set(_fields(cls)):
         raise InputError("path", f"must be of this version of {cls.__name__}, got other fields: save it again")
     if issubclass(cls, tuple):
@@ -452,19 +365,79 @@ def _fields(cls: type) -> tuple[str, ...]:
     return names if names is not None else tuple(field.name for field in dataclasses.fields(cls))
 
 
-def _class(module: str, name: str) -> type:
+def name_of(thing: Any) -> str:
+    """Return "module:name" of a class or function, by which a file refers to it."""
+    return f"{getattr(thing, '__module__', None) or ''}:{getattr(thing, '__qualname__', '<')}"
+
+
+def is_own(name: str) -> bool:
+    """Return whether the thing of this name is defined in this library, and not inside a function."""
+    return name.partition(".")[0] == _PACKAGE and "<" not in name
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def own_class(name: str) -> type | None:
+    """Return the module or named tuple of this library with this name; None if there is none.
+
+    Nothing is imported or called, because a file chooses the name.
+    """
+    module, _, path = name.partition(":")
+    found: Any = functools.reduce(lambda a, part: getattr(a, part, None), path.split("."), sys.modules.get(module))
+    is_node = isinstance(found, type) and (issubclass(found, eqx.Module) or hasattr(found, "_fields"))
+    return found if is_node and is_own(name) and name_of(found) == name else None
+
+
+def pack(result: Any) -> bytes:
+    """Return the content of an .npz file that `load` reads.
+
+    Raises:
+        InputError: the result contains something else than numbers, texts, arrays, and modules and containers of them.
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def leaf(value: Any, place: str) -> Any:
+        if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype.kind in "biufcU":
+            arrays[place] = np.asarray(value)
+            return {"array": place, "jax": isinstance(value, jax.Array)}
+        raise InputError("result", f"must consist of numbers, texts and arrays to be saved, got {value!r} in {place}")
+
+    about = {"version": VERSION, "result": as_json(result, leaf, name_of, type(result).__name__)}
+    return packed(about, arrays)
+
+
+def load(path: Path | str) -> Any:
+    """Read a result from a file.
+
+    Raises:
+        InputError: the file is missing, damaged or of another kind, or a class of the user's is not there.
+    """
+    hint = "" if Path(path).exists() else ", where there is no file"
+    refusal = InputError("path", f"must be a whole file that `save` of a result wrote, got path='{path}'{hint}")
+    about, arrays = unpacked(Path(path), refusal)
+    if "result" not in about:
+        raise refusal
+
+    def leaf(value: Any) -> AnyArray:
+        return jnp.asarray(arrays[value["array"]]) if value["jax"] else arrays[value["array"]]
+
+    return from_json(about["result"], leaf, _class_named)
+
+
+def _class_named(name: str) -> type:
     """Return a class of this library, or a module class of the user's that was defined before.
 
     Raises:
         InputError: there is no such class.
     """
-    candidates: Any = _subclasses(eqx.Module)
-    if module.partition(".")[0] == _PACKAGE:
-        candidates = [getattr(importlib.import_module(module), name, None)]
-    for cls in candidates:
-        if isinstance(cls, type) and (cls.__module__, cls.__qualname__) == (module, name):
+    if (own := own_class(name)) is not None:
+        return own
+    for cls in _subclasses(eqx.Module):
+        if name_of(cls) == name and not is_own(name):
             return cls
-    raise InputError("path", f"needs the class {name} of {module}: define or import it before loading, got none")
+    module, _, path = name.partition(":")
+    raise InputError("path", f"needs the class {path} of {module}: define or import it before loading, got none")
 
 
 def _subclasses(cls: Any) -> Iterator[Any]:

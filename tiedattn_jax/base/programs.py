@@ -9,12 +9,9 @@ library, the function, the structure and the shapes of its arguments, versions, 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jaxtyping import PyTree, PyTreeDef
+from jaxtyping import PyTree
 
 from .errors import InputError
-from .files import make_private, packed, unpacked, write_whole
+from .files import as_json, from_json, is_own, make_private, name_of, own_class, packed, unpacked, write_whole
 
 _LOCK = threading.Lock()
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
@@ -138,34 +135,33 @@ def traced_in(
     """
     leaves, tree = jax.tree.flatten(arrays)
     try:
-        constants, static_tree = jax.tree.flatten(static)
         versions = jax.__version__, eqx.__version__
-        key = [Traced.source, *versions, _name(fn), described(tree), described(static_tree), *map(_static, constants)]
+        key = [Traced.source, *versions, _own_name(fn), described(arrays), described(static)]
     except TypeError:
         return None
     name = hashlib.sha256(json.dumps([key, context]).encode()).hexdigest()
     path = folder / f"{name}.npz"
     try:
-        header, contents = unpacked(path, InputError("folder", "must hold programs"))
-        if header["name"] != name:  # the file of another program under this name
+        about, contents = unpacked(path, InputError("folder", "must hold programs"))
+        if about["name"] != name:  # the file of another program under this name
             raise ValueError
         traced = export.deserialize(bytearray(contents["program"]))
-        out_tree = jax.tree.structure(example(header["structure"]))
+        out_tree = jax.tree.structure(example(about["result"]))
     except Exception:  # whatever is wrong with the file, tracing makes a new one
-        out_trees = []
+        results = []  # with tracers as leaves
 
         def flat(*leaves: Any) -> list[Any]:
-            values, out_tree = jax.tree.flatten(fn(*eqx.combine(jax.tree.unflatten(tree, leaves), static)))
-            out_trees.append(out_tree)
-            return values
+            results.append(fn(*eqx.combine(jax.tree.unflatten(tree, leaves), static)))
+            return jax.tree.leaves(results[-1])
 
         try:
-            traced, (out_tree, *_) = export.export(jax.jit(flat))(*leaves), out_trees
+            traced = export.export(jax.jit(flat))(*leaves)
         except ValueError:  # of jax, which cannot store it, or of the function, which raises it again when called
             return None
+        out_tree = jax.tree.structure(results[0])
         with contextlib.suppress(OSError, TypeError):
-            header_text = json.dumps({"name": name, "structure": described(out_tree)})
-            write_whole(path, packed({"about": header_text, "program": np.frombuffer(traced.serialize(), np.uint8)}))
+            about = {"name": name, "result": described(results[0])}
+            write_whole(path, packed(about, {"program": np.frombuffer(traced.serialize(), np.uint8)}))
 
     def run(*leaves: Any) -> Any:
         return traced.call(*leaves)
@@ -176,76 +172,44 @@ def traced_in(
     return lambda leaves: jax.tree.unflatten(out_tree, [jnp.asarray(np.asarray(a)) for a in compiled(*leaves)])
 
 
-def _name(thing: Any) -> str:
-    """Return "module:name" of a function or class of this library, or of a built-in type of Python.
+def _own_name(thing: Any) -> str:
+    """Return the name of a function or class of this library.
 
     Raises:
         TypeError: if it is defined elsewhere, or inside a function.
     """
-    module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", "<")
-    if module.partition(".")[0] not in ("builtins", "tiedattn_jax") or "<" in name:
-        raise TypeError
-    return f"{module}:{name}"
+    if not is_own(name := name_of(thing)):
+        raise TypeError(f"{name} may be another thing in another process")
+    return name
 
 
-def _static(value: Any) -> Any:
-    return value if type(value) in (type(None), bool, int, float, str) else _name(value)
-
-
-def described(tree: PyTreeDef) -> Any:
-    """Return a tree structure as JSON: 0 for a leaf; for a node its type, its static fields and its children.
+def described(tree: PyTree) -> Any:
+    """Return a tree as JSON, with 0 for every array.
 
     Raises:
-        TypeError: if a type or a static field is not of this library or of Python.
+        TypeError: if a class, or a function among the leaves, is not one of this library; or if a leaf is of another
+            kind.
     """
-    node = tree.node_data()
-    if node is None:
-        return 0
-    kind, aux = node
-    if issubclass(kind, eqx.Module):
-        wraps, *aux = aux
-        if wraps:
-            raise TypeError
-        aux = [_static(value) for value in aux]
-    return [_name(kind), aux, [described(child) for child in tree.children()]]
+
+    def leaf(value: Any, place: str) -> Any:
+        return 0 if isinstance(value, (jax.Array, np.ndarray, np.generic)) else {"name": _own_name(value)}
+
+    return as_json(tree, leaf, _own_name, "")
 
 
-_CONTAINERS: dict[str, Any] = {_name(kind): kind for kind in (type(None), tuple, list, dict)}
-
-
-def _kind(text: str) -> Any:
-    """Return the class that `_name` called so: a container of Python, or a module or named tuple of this library.
-
-    Nothing is imported, because a file chooses the name.
-
-    Raises:
-        ValueError: the name is of something else.
-    """
-    if text in _CONTAINERS:
-        return _CONTAINERS[text]
-    module, _, name = text.partition(":")
-    kind: Any = functools.reduce(getattr, name.split("."), sys.modules[module])
-    if isinstance(kind, type) and _name(kind) == text and (issubclass(kind, eqx.Module) or hasattr(kind, "_fields")):
-        return kind
-    raise ValueError(f"{text} is no node of a tree")
-
-
-def example(structure: Any) -> PyTree:
-    """Make a tree that has the structure which `described` wrote, with 0 for every leaf.
+def example(tree: Any) -> PyTree:
+    """Return the tree that `described` wrote, with 0 for every array.
 
     Raises:
         ValueError: a node is no container of Python and no module or named tuple of this library.
     """
-    if structure == 0:
-        return 0
-    kind, aux, values = _kind(structure[0]), structure[1], map(example, structure[2])
-    if kind is type(None):
-        return None
-    if kind is dict:
-        return dict(zip(aux, values, strict=True))
-    if issubclass(kind, eqx.Module):
-        node, static = object.__new__(kind), iter(aux)
-        for field in dataclasses.fields(kind):
-            object.__setattr__(node, field.name, next(static if field.metadata.get("static") else values))
-        return node
-    return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+    def class_of(name: str) -> type:
+        if (own := own_class(name)) is None:
+            raise ValueError(f"{name} is no node of a tree")
+        return own
+
+    def leaf(value: Any) -> Any:
+        raise ValueError(f"{value} is no node of a tree")
+
+    return from_json(tree, leaf, class_of)

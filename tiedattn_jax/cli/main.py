@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..base import VERSION
 from ..base.errors import InputError
-from ..base.files import VERSION, folder_error, write_whole
+from ..base.files import folder_error, write_whole
 from ..base.programs import use_compilation_cache
 from ..base.report import table
 from ..model.layers import DotProduct

@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray
 from .. import counting
 from ..averages.rules import SIZES
 from ..base.errors import InputError, require_memory
-from ..base.files import claim, csv_of
+from ..base.files import csv_of, make_folder
 from ..base.report import Status
 from ..finite.data import Data
 from ..finite.instances import run_instances
@@ -121,7 +121,8 @@ def run_histogram(args: argparse.Namespace) -> Report:
     """
     _check_memory(args)
     try:
-        _owner = None if args.out is None else claim(args.out)
+        if args.out is not None:
+            make_folder(args.out, "out")
         data, frozen, free, per_epoch = _trained(args)
     except InputError as problem:
         complaint = problem.problem.replace(f"got {problem.argument}=", "got ")

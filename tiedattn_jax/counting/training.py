@@ -31,7 +31,7 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.files import Checkpoint, fingerprint
+from ..base.files import Store, fingerprint
 from ..base.report import Description, Result, Status
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
 
@@ -265,8 +265,8 @@ def _run(
     }
     memory = jax.jit(jax.vmap(OPTIMIZERS[optimizer].init))(start)
     initial = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
-    checkpoint = Checkpoint(plan.checkpoint, configuration)
-    done, (state, history) = checkpoint.load(initial)
+    checkpoint = Store(plan.checkpoint, configuration, "checkpoint", "be of this configuration, or another file")
+    done, (state, history) = checkpoint.latest(initial)
     requirement = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
     require(done <= epochs, "epochs", epochs, requirement)
     progress(done, epochs)
@@ -274,7 +274,7 @@ def _run(
     for epoch in range(done, epochs):
         state, measurements = _epoch(state, masks, keys, data, rate, jnp.int32(epoch), optimizer, batch)
         history = jax.tree.map(lambda old, new: np.column_stack([old, new]), history, measurements)
-        checkpoint.save(epoch + 1, (state, history))
+        checkpoint.keep(epoch + 1, (state, history))
         progress(epoch + 1, epochs)
     return Training(start, state[0], masks, history, history.status())
 

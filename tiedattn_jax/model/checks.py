@@ -163,6 +163,9 @@ def _check_fields(model: Model, even: bool) -> None:
         if leaf.dtype != dtype:
             text = f"must be {dtype} like lam, got {leaf.dtype}: what is no number is eqx.field(static=True)"
             raise InputError(name, text)
+
+
+def _check_sizes(model: Model, even: bool) -> None:
     lam = np.asarray(model.lam)
     in_range = np.all(lam >= 0 if model.penalty is not None else lam > 0)
     require(lam.shape == () and in_range and lam < np.inf, "lam", lam, "one positive number")
@@ -357,6 +360,7 @@ def _check_functions(model: Model, even: bool) -> None:
 
 # The checks of a model whose fields are arrays on the host, in their order; each may rely on those before it.
 _CHECKS: tuple[Callable[[Model, bool], None], ...] = (
+    _check_sizes,
     _check_names,
     _check_arguments,
     lambda model, even: check_numbers(model),

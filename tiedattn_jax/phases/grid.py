@@ -14,9 +14,10 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Float, PyTree, Real
 
 from ..averages.rules import SIZES, Rule
+from ..base import VERSION
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
-from ..base.files import VERSION, Store, fingerprint, named
+from ..base.files import Store, fingerprint, named
 from ..base.report import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
@@ -106,7 +107,9 @@ def phase_diagram(
     # Only files outlive the definition of the model, whose text takes some tenths of a second.
     text = "" if out is None else identity(grid.at(0, 0)[0])
     digest = fingerprint(text, grid.models, grid.alphas, nodes, settings, VERSION)
-    store = Store(out, digest, resume)
+    requirement = "hold pieces of the same model, nodes, axes and version only"
+    store = Store(out, {"fingerprint": digest}, "out", requirement)
+    store.open_folder(resume)
     try:
         cells = grid.solve(engine, store, progress)
         (cells,) = engine.run([grid.retry(cells, store)])
@@ -197,7 +200,7 @@ class _Grid(NamedTuple):
         """Solve the tracks that are not in the store; return all cells."""
         rows, width = self.alphas.shape
         total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
-        finished = {int(k.removeprefix(_TRACK)): a for k, a in store.load().items() if k.startswith(_TRACK)}
+        finished = {int(k.removeprefix(_TRACK)): a for k, a in store.pieces().items() if k.startswith(_TRACK)}
         if processes > 1:  # every process uses the tracks in the folder of process 0
             finished = self._shared_tracks(finished, total, store)
         unsolved = [number for number in range(total) if number not in finished]
@@ -293,7 +296,7 @@ class _Grid(NamedTuple):
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
         may lie between a fold and a pitchfork; they start from one neighbour only. The store keeps all attempts.
         """
-        cells, attempts = {k: a.copy() for k, a in cells.items()}, store.load()
+        cells, attempts = {k: a.copy() for k, a in cells.items()}, store.pieces()
         tried: set[tuple[CellIndex, CellIndex | None]] = set()
 
         def is_absent(cell: CellIndex) -> bool:
@@ -354,8 +357,8 @@ def _together(exchange: Callable[[PyTree], PyTree], share: PyTree, store: Store)
         return jax.tree.map(np.array, exchange(share))
     except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
         hint = "nothing is kept: start all processes again, with a folder out"
-        if store.folder is not None:
-            hint = f"finished tracks are in out='{store.folder}': start all processes again with resume=True"
+        if store.place is not None:
+            hint = f"finished tracks are in out='{store.place}': start all processes again with resume=True"
         raise RuntimeError(f"another process ended before the grid was done; {hint}") from error
 
 

@@ -1,8 +1,6 @@
-"""The pool on accelerators: lanes of one kind in the slots of one program; see `pool`.
+"""The engine: many root searches at once, none of which waits for the slowest.
 
-The engine: many root searches at once, none of which waits for the slowest.
-
-A `Lane` is one root search: a model, an alpha, a replicate of the averages, the free order parameters, and a start. A
+A *lane* is one root search: a model, an alpha, a replicate of the averages, the free order parameters, and a start. A
 *path* is a Python generator that yields requests: a lane, another path, a `Call`, or a list of these. It is sent their
 results: the `State` of a lane, the return value of a path or of a call. Everything that needs several states is a path:
 a branch that is continued in alpha, a transition, a row of a phase diagram.
@@ -11,14 +9,14 @@ a branch that is continued in alpha, a transition, a row of a phase diagram.
         positional, semantic = yield [Lane(...), Lane(...)]
         return positional.train_loss - semantic.train_loss
 
-`run` runs many paths, whose lanes share one pool.
+`run` runs many paths, whose lanes share one *pool* of workers. There are two kinds of workers.
 
 On a CPU every core works on one lane at a time, and one program takes a lane from its start to its end. If Python
 called every step instead, a diagram of 9 x 9 cells would take 1.3 times as long.
 
-On accelerators, and on several devices, one call evaluates all lanes of one kind. The axis of the lanes is sharded over
-the devices. Waiting lanes replace lanes that have ended. Newton's method needs only a few numbers per lane, so it runs
-on the host's CPU.
+On accelerators, and on several devices, one call evaluates all lanes of one kind, each in a *slot* of the call. The
+axis of the lanes is sharded over the devices. Waiting lanes replace lanes that have ended. Newton's method needs only a
+few numbers per lane, so it runs on the host's CPU.
 """
 
 from __future__ import annotations
@@ -46,6 +44,90 @@ from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations
 from .newton import Newton, Search
 from .paths import Call, Failure, Job, Lane, Path, Scheduler, result_of
+
+
+def run(
+    paths: Iterable[Path],
+    *,
+    width: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    names: Sequence[str] | None = None,
+    keep: bool = False,
+    done: Callable[[int, Any], None] = lambda number, result: None,
+) -> list[Any]:
+    """Run paths to their ends, with their lanes in one pool.
+
+    Paths start in the order in which they are given, as soon as the pool has room for them. An exception ends only its
+    own path. After the other paths have ended, the first exception is raised, with the name of its path.
+
+    Args:
+        paths: generators.
+        width: number of lanes at once. The default is the number of cores on a CPU; elsewhere it is the number of lanes
+            that fill the device.
+        devices: devices to compute on; by default jax's default device.
+        names: names of the paths in exceptions.
+        keep: whether to return a `Failure` for a path that an exception ended, instead of raising the exception. If all
+            paths failed, it is raised nevertheless.
+        done: function that is called when a path has ended, with the index of the path and its result or `Failure`. It
+            is called in the thread of the caller.
+
+    Returns:
+        The return values of the paths.
+
+    Raises:
+        InputError: if `width` is not a positive integer, or a path yields something that is not a request.
+    """
+    if width is not None:
+        require_count(width, "width")
+    devices = [default_device()] if devices is None else list(devices)
+    scheduler = Scheduler(paths, done)
+    in_slots = len(devices) > 1 or devices[0].platform != "cpu"
+    work = work_in_slots if in_slots else _in_threads
+    work(scheduler, width, devices)
+    keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
+    for number, result in enumerate(scheduler.results):
+        if isinstance(result, Failure) and not keeps_failures:
+            if names is not None:
+                result.error.add_note(f"This happened at {names[number]}.")
+            raise result.error
+    return scheduler.results
+
+
+def run_one(path: Path) -> Any:
+    """Run one path and return its result."""
+    return run([path])[0]
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, which on a cluster can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
+    """Work on one CPU: one thread per core, and one lane per thread.
+
+    XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
+    four replicates. An interrupt waits only for the lanes that are running.
+    """
+    running: dict[Future, Job] = {}
+    width = width or cores()
+    with ThreadPoolExecutor(width) as executor:
+        # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
+        same_settings = executor.submit(jax_settings).result() == jax_settings()
+        capacity = width if same_settings else 1
+        while True:
+            while len(running) < capacity and (job := scheduler.next()) is not None:
+                if same_settings:
+                    running[executor.submit(result_of, job.request)] = job
+                else:
+                    scheduler.answer(job.task, job.position, result_of(job.request))
+            if not running:
+                return
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in [f for f in list(running) if f in ended]:  # in the order in which they began
+                job = running.pop(future)
+                scheduler.answer(job.task, job.position, future.result())
+
 
 # Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
 # is for the replicates of one state, the largest fills the device. Time per lane of order 5 on an H100: .95 ms in calls
@@ -90,29 +172,6 @@ def _kind(lane: Lane) -> Any:
     """Return what lanes must share in order to be evaluated in one call."""
     leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
     return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
-
-
-def begin(
-    model: Model,
-    free: Float[Array, " 2"],
-    start: Overlaps,
-    settings: Settings,
-    attempts: Number,
-    stall: Number,
-    empty_evaluation: Float[Array, " k"],
-) -> tuple[Newton, Search]:
-    """Return Newton's method for a lane, and its `Search` before the first answer."""
-    newton = Newton(Coordinates(model, free), settings, stall, attempts)
-    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
-
-
-def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
-    """Return `Equations.empty_evaluation` at the start of a lane."""
-    return equations.empty_evaluation(equations.coordinates.pack(start))
-
-
-# These run on the host's CPU. The axis of the lanes leads all arrays.
-_begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
 
 
 class Slots:
@@ -207,6 +266,29 @@ class Slots:
         return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
 
 
+def begin(
+    model: Model,
+    free: Float[Array, " 2"],
+    start: Overlaps,
+    settings: Settings,
+    attempts: Number,
+    stall: Number,
+    empty_evaluation: Float[Array, " k"],
+) -> tuple[Newton, Search]:
+    """Return Newton's method for a lane, and its `Search` before the first answer."""
+    newton = Newton(Coordinates(model, free), settings, stall, attempts)
+    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
+
+
+def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
+    """Return `Equations.empty_evaluation` at the start of a lane."""
+    return equations.empty_evaluation(equations.coordinates.pack(start))
+
+
+# These run on the host's CPU. The axis of the lanes leads all arrays.
+_begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
+
+
 def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
     """Return how many lanes fit into the memory of the devices.
 
@@ -252,86 +334,3 @@ def _equations_all(
 def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
     return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
-
-
-def run(
-    paths: Iterable[Path],
-    *,
-    width: int | None = None,
-    devices: Sequence[jax.Device] | None = None,
-    names: Sequence[str] | None = None,
-    keep: bool = False,
-    done: Callable[[int, Any], None] = lambda number, result: None,
-) -> list[Any]:
-    """Run paths to their ends, with their lanes in one pool.
-
-    Paths start in the order in which they are given, as soon as the pool has room for them. An exception ends only its
-    own path. After the other paths have ended, the first exception is raised, with the name of its path.
-
-    Args:
-        paths: generators.
-        width: number of lanes at once. The default is the number of cores on a CPU; elsewhere it is the number of lanes
-            that fill the device.
-        devices: devices to compute on; by default jax's default device.
-        names: names of the paths in exceptions.
-        keep: whether to return a `Failure` for a path that an exception ended, instead of raising the exception. If all
-            paths failed, it is raised nevertheless.
-        done: function that is called when a path has ended, with the index of the path and its result or `Failure`. It
-            is called in the thread of the caller.
-
-    Returns:
-        The return values of the paths.
-
-    Raises:
-        InputError: if `width` is not a positive integer, or a path yields something that is not a request.
-    """
-    if width is not None:
-        require_count(width, "width")
-    devices = [default_device()] if devices is None else list(devices)
-    scheduler = Scheduler(paths, done)
-    in_slots = len(devices) > 1 or devices[0].platform != "cpu"
-    work = work_in_slots if in_slots else _in_threads
-    work(scheduler, width, devices)
-    keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
-    for number, result in enumerate(scheduler.results):
-        if isinstance(result, Failure) and not keeps_failures:
-            if names is not None:
-                result.error.add_note(f"This happened at {names[number]}.")
-            raise result.error
-    return scheduler.results
-
-
-def run_one(path: Path) -> Any:
-    """Run one path and return its result."""
-    return run([path])[0]
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use, which on a cluster can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
-    """Work on one CPU: one thread per core, and one lane per thread.
-
-    XLA's own threads gain little on the arrays of a block. On two cores, two threads of this pool halve the time of
-    four replicates. An interrupt waits only for the lanes that are running.
-    """
-    running: dict[Future, Job] = {}
-    width = width or cores()
-    with ThreadPoolExecutor(width) as executor:
-        # Other threads do not see settings of jax that a context manager changed. Jobs then run in this thread.
-        same_settings = executor.submit(jax_settings).result() == jax_settings()
-        capacity = width if same_settings else 1
-        while True:
-            while len(running) < capacity and (job := scheduler.next()) is not None:
-                if same_settings:
-                    running[executor.submit(result_of, job.request)] = job
-                else:
-                    scheduler.answer(job.task, job.position, result_of(job.request))
-            if not running:
-                return
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in [f for f in list(running) if f in ended]:  # in the order in which they began
-                job = running.pop(future)
-                scheduler.answer(job.task, job.position, future.result())

@@ -7,6 +7,7 @@ derivatives in the numbers of the model and alpha, and the total derivatives of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +19,9 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..averages.program import program
-from ..averages.rules import Points, Replicate, average, average_of_weighted, search_block
-from ..base.arrays import Number, StateArray, zeros
+from ..averages.program import lane_by_lane, program
+from ..averages.rules import Points, Replicate, Rule, average, average_of_weighted, search_block
+from ..base.arrays import Number, StateArray, precise, zeros
 from ..base.report import Settings
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
@@ -102,6 +103,12 @@ class Equations(eqx.Module):
         template = jax.eval_shape(self.answer, v).evaluation
         return jnp.full(template.shape, jnp.nan, template.dtype)
 
+    def search(self, v: Float[Array, " n"], settings: Settings, attempts: Number, stall: Number) -> Outcome:
+        """Run a whole search from coordinates v, see `Newton`; with zero attempts it ends before its first step."""
+        newton = Newton(self.coordinates, settings, stall, attempts)
+        first = newton.begin(v, self.empty_evaluation(v))._replace(ended=jnp.asarray(attempts == 0))
+        return lax.while_loop(lambda s: ~s.ended, lambda s: newton.advance(s, self.answer(s.trial)), first).outcome
+
     def state(self, outcome: Outcome) -> State:
         """Return the state at the outcome of a search, from the evaluation that the outcome contains."""
         template = jax.eval_shape(lambda v: _image_and_jacobian(self, v)[2], outcome.v)
@@ -168,20 +175,7 @@ class Equations(eqx.Module):
         def setting(u: Float[Array, " k"]) -> tuple[Model, Float[Array, ""], Overlaps]:
             return *numbers(u[n:]), coordinates.unpack(u[:n])
 
-        # `average` can be differentiated again in both modes, and so can these derivatives.
-        averages, slopes, _ = averages_expansion(setting, self.replicate, u, averager=average)
-
-        def image(
-            u: Float[Array, " k"], M: Float[Array, ""], gradient: Overlaps
-        ) -> tuple[Float[Array, " n"], Evaluation]:
-            model, alpha, x = setting(u)
-            new, evaluation = Equations(model, alpha, self.replicate, self.free).image(x, (M, gradient))
-            return coordinates.pack(new), evaluation
-
-        def column(*d: PyTree) -> tuple[Float[Array, " n"], Evaluation]:
-            return jax.jvp(image, (u, *averages), d)[1]
-
-        columns, partials = jax.vmap(column, (0, -1, -1), -1)(jnp.eye(u.shape[0], dtype=u.dtype), *slopes)
+        _, columns, partials = expansion(setting, self.replicate, u, self.free, with_partials=True)
         gauge = coordinates.gauge(x, jnp.ones_like(v))
         return _Linearised(
             u, jnp.eye(n, dtype=v.dtype) - columns[:, :n], gauge, columns[:, n:], partials, setting, numbers
@@ -222,30 +216,77 @@ class _Linearised(NamedTuple):
 
 @program
 def search(equations: Equations, start: Overlaps, settings: Settings, attempts: Number, stall: Number) -> State:
-    """Run a whole search, see `Newton`, and return its state; on a CPU this is the work of a lane."""
-    coordinates = equations.coordinates
-    newton, v = Newton(coordinates, settings, stall, attempts), coordinates.pack(start)
-    final = lax.while_loop(
-        lambda s: ~s.ended,
-        lambda s: newton.advance(s, equations.answer(s.trial)),
-        newton.begin(v, equations.empty_evaluation(v)),
-    )
-    return equations.state(final.outcome)
+    """Run a whole search and return its state; on a CPU this is the work of a lane."""
+    return equations.state(equations.search(equations.coordinates.pack(start), settings, attempts, stall))
+
+
+@jax.custom_jvp
+def with_tangents(model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], states: State) -> State:
+    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
+    return states
+
+
+@with_tangents.defjvp
+@precise
+def _(primals: Any, tangents: Any) -> tuple[State, State]:
+    model, alpha, nodes, free, _ = primals
+    *setting_tangents, _, _, state_tangents = tangents
+    states = with_tangents(*primals)
+    derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
+    direction = ravel_pytree(tuple(setting_tangents))[0]
+    return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
+
+
+@program
+def _derivatives(
+    model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], xs: Overlaps
+) -> dict[str, PyTree[Float[Array, "R ... k"]]]:
+    """Return `Equations.derivatives` of every replicate."""
+
+    def replicate_derivatives(pair: tuple[Replicate, Overlaps]) -> dict[str, PyTree[Float[Array, "... k"]]]:
+        replicate, x = pair
+        return Equations(model, alpha, replicate, free).derivatives(x)
+
+    return lax.map(replicate_derivatives, (nodes.stack, xs))
+
+
+@jax.custom_jvp
+def first_order(tree: PyTree, numbers: PyTree) -> PyTree:
+    """Return `tree`, a function of `numbers`, but raise a TypeError when it is differentiated.
+
+    Without this the derivatives would silently be zero.
+    """
+    return tree
+
+
+@first_order.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    text = "transitions and states with 1RSB have first derivatives only"
+    raise TypeError(f"{text}: take differences of `sensitivities` or `loss_by_model` for the second")
 
 
 def expansion(
-    setting: Setting, replicate: Replicate, u: Float[Array, " k"], free: Float[StateArray, " 2"], sums: Sums = no_sums
+    setting: Setting,
+    replicate: Replicate,
+    u: Float[Array, " k"],
+    free: Float[StateArray, " 2"],
+    sums: Sums = no_sums,
+    *,
+    with_partials: bool = False,
 ) -> tuple[Float[Array, " n"], Float[Array, "n k"], Evaluation]:
     """Evaluate the undamped map on coordinates, F(u), and its derivatives dF/du.
 
     Args:
         setting: function that turns a vector u of numbers into model, alpha and overlaps.
         sums: further sums over the nodes; they carry no derivative.
+        with_partials: whether the result can be differentiated again, in both modes, and contains the derivatives of
+            the `Evaluation` in place of its values.
 
     Returns:
-        F, dF/du, and the `Evaluation`.
+        F, dF/du, and the `Evaluation`, or its derivatives in u with the axis of u last.
     """
-    averages, slopes, extra_sums = averages_expansion(setting, replicate, u, sums)
+    averager = average if with_partials else average_of_weighted
+    averages, slopes, extra_sums = averages_expansion(setting, replicate, u, sums, averager=averager)
 
     def finish(u: Float[Array, " k"], M: Float[Array, ""], gradient: Overlaps) -> tuple[Float[Array, " n"], Evaluation]:
         model, alpha, x = setting(u)
@@ -253,10 +294,14 @@ def expansion(
         new, evaluation = equations.image(x, (M, gradient), extra_sums)
         return equations.coordinates.pack(new), evaluation
 
-    eye = jnp.eye(u.shape[0], dtype=u.dtype)
-    return jax.vmap(
-        lambda *d: jax.jvp(finish, (u, *averages), d, has_aux=True), in_axes=(0, -1, -1), out_axes=(None, -1, None)
-    )(eye, *slopes)
+    def column(*d: PyTree) -> tuple[Float[Array, " n"], Float[Array, " n"], Evaluation]:
+        if not with_partials:
+            return jax.jvp(finish, (u, *averages), d, has_aux=True)
+        (F, _), (derivative, partials) = jax.jvp(finish, (u, *averages), d)
+        return F, derivative, partials
+
+    out_axes = None, -1, -1 if with_partials else None
+    return jax.vmap(column, (0, -1, -1), out_axes)(jnp.eye(u.shape[0], dtype=u.dtype), *slopes)
 
 
 def value_and_columns(
@@ -320,18 +365,3 @@ def _image_and_jacobian(
 
 def _moments(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, Float[Array, "..."]], Model]:
     return moments(model, x, points), channel_by_model(model, x, points)
-
-
-@jax.custom_jvp
-def first_order(tree: PyTree, numbers: PyTree) -> PyTree:
-    """Return `tree`, a function of `numbers`, but raise a TypeError when it is differentiated.
-
-    Without this the derivatives would silently be zero.
-    """
-    return tree
-
-
-@first_order.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    text = "transitions and states with 1RSB have first derivatives only"
-    raise TypeError(f"{text}: take differences of `sensitivities` or `loss_by_model` for the second")

@@ -1,4 +1,4 @@
-"""Paths, their requests, and the scheduler that hands these to the workers of `pool`.
+"""Paths, their requests, and the scheduler that hands these to the workers of the engine.
 
 A path is a generator that describes a computation of several states. It yields a request, or a list of them, and is
 sent the results. A request is a `Lane`, a `Call` or another path, which is then the child of this one.

@@ -1,22 +1,25 @@
-"""Solve a branch at one setting: first on the coarse replicate of the averages, then from there on all replicates."""
+"""Solve a branch at one setting: first on the coarse replicate of the averages, then from there on all replicates.
+
+With concrete numbers `solve` runs a path of the engine (`default_path`). Under a jax transformation it runs the same
+searches in one traced program (`traced_states`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import LineNodes
 from ..averages.nodes import sobol_nodes
-from ..averages.program import at_top_level, lane_by_lane, program
+from ..averages.program import at_top_level, lane_by_lane
 from ..averages.recipes import default_nodes
 from ..averages.rules import COARSE, FALLBACK_NODES, Replicate, Rule, check_rule
 from ..base.arrays import (
@@ -36,7 +39,6 @@ from ..base.errors import (
     as_array,
     as_number,
     is_concrete,
-    require,
     require_kind,
     require_number,
     with_values,
@@ -46,13 +48,226 @@ from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
 from .engine import run_one
-from .equations import Equations
-from .newton import ATTEMPTS, Newton, Outcome, Search, is_hopeless, stall_of
+from .equations import Equations, with_tangents
+from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
 from .paths import Lane, Path, replicates_of
 from .states import FixedPoint, State
 
+
+def solve(
+    model: Model,
+    alpha: Number,
+    branch: str | None = "semantic",
+    nodes: Rule | None = None,
+    *,
+    rtol: float | None = None,
+    start: FixedPoint | Overlaps | None = None,
+    settings: Settings | None = None,
+) -> FixedPoint:
+    """Solve the saddle-point equations (7)-(8) on a branch.
+
+    The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
+    modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
+    at once.
+
+    Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
+    jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
+    2 on lines of order 5. There the second derivatives of order parameters deviate by up to 10 % from finite
+    differences, and those of the training loss by less than 1 %.
+
+    Args:
+        model: attention layer and data.
+        alpha: samples per dimension, n / d.
+        branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
+        nodes: averaging rule; by default `default_nodes`. If those leave the state `unresolved`, as lines do for a
+            student much larger than the teacher, the state is solved on `sobol_nodes` (concrete numbers only).
+        rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
+            chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
+            the status is `imprecise`. Not available under `jit`.
+        start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
+            the search begins on coarse averages.
+        settings: tolerances; by default `Settings()`.
+
+    Returns:
+        A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
+        it is a fixed point. Its `overlaps` have an axis of tokens first: q and V (L, r, r), theta (L, r, t), m (L, r).
+        A branch that does not exist at this alpha has the status `absent`, after searches from two starts; another
+        branch is never returned under its name. An order parameter within two error bars of zero, or a small one in
+        a search that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does
+        not grow from there (concrete numbers only).
+
+    Raises:
+        InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
+            the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
+    """
+    request = _checked(model, alpha, branch, nodes, rtol, start, settings)
+    return solve_checked(*request) if rtol is None else _refined(request, rtol)
+
+
+class Request(NamedTuple):
+    """The arguments of `solve`, checked and with their defaults filled in; nothing inside checks them again."""
+
+    model: Model
+    alpha: Float[Array, ""]
+    branch: str | None
+    nodes: Rule | None
+    start: Overlaps | None
+    settings: Settings
+
+
+def _checked(
+    model: Model,
+    alpha: Number,
+    branch: str | None,
+    nodes: Rule | None,
+    rtol: float | None,
+    start: FixedPoint | Overlaps | None,
+    settings: Settings | None,
+) -> Request:
+    """Check the arguments of `solve`."""
+    check(model, even=branch is not None)
+    branch, dtype = branch_of(branch).name, model.lam.dtype
+    alpha = as_number(alpha, "alpha", dtype, positive=True)
+    require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
+    if nodes is not None:
+        check_rule(nodes, model)
+    if start is not None:
+        start = check_start(model, start)
+    tol = Settings.tol
+    if rtol is not None:
+        smallest = 100 * float(jnp.finfo(dtype).eps)
+        requirement = f"at least {smallest:.2g} in {dtype}"
+        if dtype == jnp.float32:
+            requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
+        require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
+        if nodes is not None:
+            raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
+        if not is_concrete((model, alpha)):
+            raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
+        tol = min(tol, rtol / 10)
+    return Request(model, alpha, branch, nodes, start, settings or Settings(tol=tol))
+
+
+def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
+    """Return alpha in the model's dtype.
+
+    Raises:
+        InputError: if alpha is not one positive and finite number.
+    """
+    return as_number(alpha, "alpha", model.lam.dtype, positive=True)
+
+
+def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
+    """Return overlaps, for instance those of a state, in the model's dtype.
+
+    Raises:
+        InputError: if they are of another kind or shape, or not admissible.
+    """
+    start = start.overlaps if isinstance(start, FixedPoint) else start
+    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
+    with with_values() if is_concrete(start) else nullcontext():
+        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
+    for name, expected in shapes_of(model).items():
+        actual = jnp.shape(getattr(start, name))
+        if actual != expected:
+            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
+    if is_concrete(model, start):
+        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
+        with jax.ensure_compile_time_eval():  # alpha may be traced
+            is_admissible = finite and bool(admissible(model, start))
+        if not is_admissible:
+            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
+    return start
+
+
+def solve_checked(
+    model: Model,
+    alpha: Float[Array, ""],
+    branch: str | None,
+    nodes: Rule | None,
+    start: Overlaps | None,
+    settings: Settings,
+) -> FixedPoint:
+    """Return the result of `solve` for arguments that were checked."""
+    primal, start = lax.stop_gradient(((model, alpha), start))
+    rule = default_nodes(primal[0]) if nodes is None else nodes
+    if at_top_level(*primal, nodes, start):
+        states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
+        states, free = jax.device_put(states), jnp.asarray(free)
+    else:
+        free = branch_of(branch).free(primal[0])
+        starts = branch_start(primal[0], branch) if start is None else start
+        starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
+        states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
+    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
+
+
+def default_path(
+    model: Model,
+    alpha: Float[StateArray, ""],
+    branch: str | None,
+    rule: Rule,
+    start: Overlaps | None,
+    settings: Settings,
+    *,
+    fallback: bool,
+) -> Path:
+    """Path of `solve` with concrete numbers; it returns the states, their rule, and which of theta and m are free.
+
+    Args:
+        fallback: whether a state that lines leave unresolved is solved on Sobol points; `solve` sets it if it was given
+            no rule.
+    """
+    problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
+    states, free = yield from _solved(problem, branch, start)
+    if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
+        problem = problem._replace(nodes=sobol_nodes(model, FALLBACK_NODES))
+        states, free = yield from _solved(problem, branch, start)
+    return states, problem.nodes, free
+
+
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.
 _SMALL = 0.3
+
+
+def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
+    """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
+    initial = branch_start(problem.model, branch) if start is None else start
+    states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
+    free = np.asarray(problem.free)
+    if np.all(states.status == Status.unresolved):
+        return states, problem.free
+    reduced = np.where(_noise(problem.model, states, free), 0.0, free)
+    if np.all(reduced == free):
+        return states, problem.free
+    # The scatter of the nodes can keep an order parameter alive that vanishes in the limit. No residual is small
+    # relative to it, so either the search does not settle, or every replicate settles at another value. We hold it at
+    # zero if it does not grow from there.
+    reduced_problem = problem._replace(free=reduced)
+    replicates = yield from reduced_problem.solve_from_far(branch_start(problem.model, branch))
+    reduced_point = FixedPoint(problem.model, problem.alpha, replicates, branch)
+    growth = np.stack([reduced_point.diagnostics.growth_theta, reduced_point.diagnostics.growth_m])
+    if not reduced_point.ok or np.any((free > reduced) & (growth >= 1)):
+        return states, problem.free
+    if free.sum() == 1:
+        replicates = dataclasses.replace(replicates, status=np.full_like(replicates.status, Status.absent))
+    return replicates, reduced_problem.free
+
+
+def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[np.ndarray, " 2"]:
+    """Return which of theta and m may be noise.
+
+    If a replicate has not settled, these are the small ones; else those that are within two error bars of zero.
+    """
+    usable = bool(np.all(states.status <= Status.stalled))
+    if np.all(states.status == Status.absent) or (usable and free.sum() != 1):
+        return np.zeros(2, bool)
+    if not usable:
+        return np.array(magnitudes(model, FixedPoint(model, jnp.zeros(()), states, None).overlaps)) < _SMALL
+    pair = states.overlaps.theta, states.overlaps.encoded
+    size = np.array([np.linalg.norm(np.mean(a, 0)) for a in pair])
+    bar = np.array([np.linalg.norm(error_bar(a)) for a in pair])
+    return np.isfinite(bar) & (size < 2 * bar)  # they cannot be distinguished from zero
 
 
 class Problem(NamedTuple):
@@ -102,89 +317,6 @@ class Problem(NamedTuple):
         return (yield from self.solve_replicates(coarse_state.overlaps))
 
 
-def solve(
-    model: Model,
-    alpha: Number,
-    branch: str | None = "semantic",
-    nodes: Rule | None = None,
-    *,
-    rtol: float | None = None,
-    start: FixedPoint | Overlaps | None = None,
-    settings: Settings | None = None,
-) -> FixedPoint:
-    """Solve the saddle-point equations (7)-(8) on a branch.
-
-    The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
-    modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
-    at once.
-
-    Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
-    jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
-    2 on lines of order 5. There the second derivatives of order parameters deviate by up to 10 % from finite
-    differences, and those of the training loss by less than 1 %.
-
-    Args:
-        model: attention layer and data.
-        alpha: samples per dimension, n / d.
-        branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default `default_nodes`. If those leave the state `unresolved`, as lines do for a
-            student much larger than the teacher, the state is solved on `sobol_nodes` (concrete numbers only).
-        rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
-            chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
-            the status is `imprecise`. Not available under `jit`.
-        start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
-            the search begins on coarse averages.
-        settings: tolerances; by default `Settings()`.
-
-    Returns:
-        A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
-        it is a fixed point. Its `overlaps` have an axis of tokens first: q and V (L, r, r), theta (L, r, t), m (L, r).
-        A branch that does not exist at this alpha has the status `absent`, after searches from two starts; another
-        branch is never returned under its name. An order parameter within two error bars of zero, or a small one in
-        a search that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does
-        not grow from there (concrete numbers only).
-
-    Raises:
-        InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
-            the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
-    """
-    check(model, even=branch is not None)
-    branch = branch_of(branch).name
-    alpha = check_alpha(model, alpha)
-    if nodes is not None:
-        check_rule(nodes, model)
-    require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
-    start = start.overlaps if isinstance(start, FixedPoint) else start
-    if start is not None:
-        start = check_start(model, start)
-    if rtol is not None:
-        _check_rtol(model, alpha, nodes, rtol)
-        return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
-    return solve_checked(model, alpha, branch, nodes, start, settings or Settings())
-
-
-def solve_checked(
-    model: Model,
-    alpha: Float[Array, ""],
-    branch: str | None,
-    nodes: Rule | None,
-    start: Overlaps | None,
-    settings: Settings,
-) -> FixedPoint:
-    """Return the result of `solve` for arguments that were checked."""
-    primal, start = lax.stop_gradient(((model, alpha), start))
-    rule = default_nodes(primal[0]) if nodes is None else nodes
-    if at_top_level(*primal, nodes, start):
-        states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
-        states, free = jax.device_put(states), jnp.asarray(free)
-    else:
-        free = branch_of(branch).free(primal[0])
-        starts = branch_start(primal[0], branch) if start is None else start
-        starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
-        states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
-    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
-
-
 _REVIVED = 0.8  # share of q that the teacher explains in a revived start
 _RESPONSE = 0.5  # its response; a student that follows teacher or encodings has a smaller one than without overlaps
 
@@ -210,126 +342,6 @@ def _trace(q: Float[Array, "L r r"]) -> Float[Array, " L"]:
     return jnp.trace(q, axis1=1, axis2=2)
 
 
-def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
-    """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
-    initial = branch_start(problem.model, branch) if start is None else start
-    states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
-    free = np.asarray(problem.free)
-    if np.all(states.status == Status.unresolved):
-        return states, problem.free
-    reduced = np.where(_noise(problem.model, states, free), 0.0, free)
-    if np.all(reduced == free):
-        return states, problem.free
-    # The scatter of the nodes can keep an order parameter alive that vanishes in the limit. No residual is small
-    # relative to it, so either the search does not settle, or every replicate settles at another value. We hold it at
-    # zero if it does not grow from there.
-    reduced_problem = problem._replace(free=reduced)
-    replicates = yield from reduced_problem.solve_from_far(branch_start(problem.model, branch))
-    reduced_point = FixedPoint(problem.model, problem.alpha, replicates, branch)
-    growth = np.stack([reduced_point.diagnostics.growth_theta, reduced_point.diagnostics.growth_m])
-    if not reduced_point.ok or np.any((free > reduced) & (growth >= 1)):
-        return states, problem.free
-    if free.sum() == 1:
-        replicates = dataclasses.replace(replicates, status=np.full_like(replicates.status, Status.absent))
-    return replicates, reduced_problem.free
-
-
-def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[np.ndarray, " 2"]:
-    """Return which of theta and m may be noise.
-
-    If a replicate has not settled, these are the small ones; else those that are within two error bars of zero.
-    """
-    usable = bool(np.all(states.status <= Status.stalled))
-    if np.all(states.status == Status.absent) or (usable and free.sum() != 1):
-        return np.zeros(2, bool)
-    if not usable:
-        return np.array(magnitudes(model, FixedPoint(model, jnp.zeros(()), states, None).overlaps)) < _SMALL
-    pair = states.overlaps.theta, states.overlaps.encoded
-    size = np.array([np.linalg.norm(np.mean(a, 0)) for a in pair])
-    bar = np.array([np.linalg.norm(error_bar(a)) for a in pair])
-    return np.isfinite(bar) & (size < 2 * bar)  # they cannot be distinguished from zero
-
-
-def default_path(
-    model: Model,
-    alpha: Float[StateArray, ""],
-    branch: str | None,
-    rule: Rule,
-    start: Overlaps | None,
-    settings: Settings,
-    *,
-    fallback: bool,
-) -> Path:
-    """Path of `solve` with concrete numbers; it returns the states, their rule, and which of theta and m are free.
-
-    Args:
-        fallback: whether a state that lines leave unresolved is solved on Sobol points; `solve` sets it if it was given
-            no rule.
-    """
-    problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
-    states, free = yield from _solved(problem, branch, start)
-    if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
-        problem = problem._replace(nodes=sobol_nodes(model, FALLBACK_NODES))
-        states, free = yield from _solved(problem, branch, start)
-    return states, problem.nodes, free
-
-
-# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
-# the standard setting.
-LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
-_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
-
-
-def _refined(
-    model: Model,
-    alpha: Float[Array, ""],
-    branch: str | None,
-    rtol: float,
-    start: Overlaps | None,
-    settings: Settings,
-) -> FixedPoint:
-    """Solve on more and more nodes, until the error bars are at most `rtol`.
-
-    The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
-    well, and the rule with the smaller error bar is kept.
-    """
-    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
-    rule = default_nodes
-    for n in list(LADDER)[first:]:
-        nodes = rule(model, n)
-        point = solve_checked(model, alpha, branch, nodes, start, settings)
-        error = _relative_error(point)
-        if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point = solve_checked(model, alpha, branch, sobol_nodes(model, n), start, settings)
-            sobol_error = _relative_error(sobol_point)
-            if sobol_error < error:
-                rule, point, error = sobol_nodes, sobol_point, sobol_error
-        if not point.ok or error <= rtol:
-            return point
-        start = point.overlaps
-    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
-
-
-def _relative_error(point: FixedPoint) -> float:
-    """Largest relative error bar of order parameters and training loss; infinite if the state is not usable."""
-    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
-    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
-    error = max(float(jnp.max(a)) for a in relative)
-    return error if point.ok else np.inf
-
-
-def _check_rtol(model: Model, alpha: Float[Array, ""], nodes: Rule | None, rtol: float) -> None:
-    smallest = 100 * float(jnp.finfo(model.lam.dtype).eps)
-    requirement = f"at least {smallest:.2g} in {model.lam.dtype}"
-    if model.lam.dtype == jnp.float32:
-        requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
-    require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
-    if nodes is not None:
-        raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
-    if not is_concrete((model, alpha)):
-        raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
-
-
 def with_replicate_axis(x: Overlaps, replicates: int) -> Overlaps:
     """Give overlaps a leading replicate axis, unless they have one; on the host."""
     if x.m.ndim == 3:
@@ -343,15 +355,7 @@ def branch_start(model: Model, branch: str | None) -> Overlaps:
     return branch_of(branch).start(model)
 
 
-class _Queue(NamedTuple):
-    """State of the searches at one setting in traced code: the coarse replicate first, then one replicate at a time."""
-
-    # Index of the current search. With a coarse replicate, 0 is the search on it. 1 is its second search, which is
-    # left out unless the first one ends as `absent`.
-    number: Int[Array, ""]
-    search: Search  # the current search
-    vectors: Float[Array, "R n"]  # coordinates from which the replicates start
-    outcomes: Outcome  # outcomes of the replicates, (R, ...)
+_FIRST, _SECOND = -2, -1  # the searches on the coarse replicate, before those on the replicates 0, 1, ...
 
 
 @precise
@@ -366,118 +370,83 @@ def traced_states(
 ) -> State:
     """Return the states of all replicates in traced code: `Problem.solve_from_far` or `solve_replicates` as one loop.
 
+    The program contains one copy of the evaluation.
+
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
         coarse_first: whether the coarse replicate is solved first, as in `Problem.solve_from_far`.
     """
-    coordinates, R, first = Coordinates(model, free), nodes.replicates, 2 * coarse_first
-    stall = jnp.asarray(stall_of(nodes.size), model.lam.dtype)
-
-    def newton(number: Int[Array, ""]) -> Newton:
-        attempts = jnp.where((number == 0) & (first > 0), len(ATTEMPTS), 1)
-        return Newton(coordinates, settings, stall, attempts)
-
-    def equations(number: Int[Array, ""]) -> Equations:
-        replicate = indexed(nodes.stack, jnp.maximum(number - first, 0))
-        chosen = either(number < first, nodes.coarse, replicate) if coarse_first else replicate
-        return Equations(model, alpha, chosen, free)
-
-    def advance(q: _Queue) -> _Queue:
-        search = newton(q.number).advance(q.search, equations(q.number).answer(q.search.trial))
-        coarse, k = q.number < first, jnp.maximum(q.number - first, 0)
-        outcome = search.outcome
-        is_first, is_second = coarse & (q.number == 0), coarse & (q.number == 1)
-        vanished = is_first & (outcome.status == Status.absent)
-        coarse_failed = is_first & is_hopeless(outcome.status, outcome.residual, outcome.unresolved)
-        is_kept = search.ended & (~is_second | (outcome.status <= Status.stalled))
-        vectors = jnp.where(is_kept & coarse, outcome.v, q.vectors)
-        # The outcome of the coarse replicate stands for that of every replicate until the replicate has its own.
-        is_updated = is_kept & (coarse | (jnp.arange(R) == k))
-        outcomes = jax.tree.map(
-            lambda old, a: jnp.where(is_updated.reshape(-1, *[1] * a.ndim), a, old), q.outcomes, outcome
-        )
-        following = jnp.where(vanished, 1, jnp.maximum(q.number + 1, first))
-        number = jnp.where(search.ended, jnp.where(coarse_failed, R + first, following), q.number)
-        start = vectors[jnp.clip(number - first, 0, R - 1)]
-        if coarse_first:
-            second_start = revived(model, indexed(starts, 0), coordinates.unpack(outcome.v))
-            start = jnp.where(vanished, coordinates.pack(second_start), start)
-        search = either(search.ended, newton(number).begin(start, empty_evaluation), search)
-        return _Queue(number, search, vectors, outcomes)
-
+    coordinates, stall = Coordinates(model, free), jnp.asarray(stall_of(nodes.size), model.lam.dtype)
     vectors = jax.vmap(coordinates.pack)(starts)
-    empty_evaluation = equations(jnp.asarray(0)).empty_evaluation(vectors[0])
-    search = newton(jnp.asarray(0)).begin(vectors[0], empty_evaluation)
-    outcomes = repeated(search.outcome, R)
-    queue = _Queue(jnp.asarray(0), search, vectors, outcomes)
-    queue = lax.while_loop(lambda q: q.number < R + first, advance, queue)
+
+    def from_near(pair: tuple[Replicate, Float[Array, " n"]]) -> Outcome:
+        replicate, v = pair
+        return Equations(model, alpha, replicate, free).search(v, settings, 1, stall)
+
+    def from_far(coarse: Outcome, k: Int[Array, ""]) -> tuple[Outcome, Outcome]:
+        """Run search k after the `coarse` outcome; return the coarse outcome from then on, and that of this search.
+
+        Search -2 is the first one on the coarse replicate, -1 the second one, and k >= 0 is that on replicate k. The
+        coarse outcome stands for those of the searches that are left out.
+        """
+        is_first, is_second = k == _FIRST, k == _SECOND
+        replicate = either(k < 0, nodes.coarse, indexed(nodes.stack, jnp.maximum(k, 0)))
+        second_start = coordinates.pack(revived(model, indexed(starts, 0), coordinates.unpack(coarse.v)))
+        v = jnp.where(is_first, vectors[0], jnp.where(is_second, second_start, coarse.v))
+        hopeless = is_hopeless(coarse.status, coarse.residual, coarse.unresolved)
+        skip = jnp.where(is_second, coarse.status != Status.absent, hopeless)
+        attempts = jnp.where(skip, 0, jnp.where(is_first, len(ATTEMPTS), 1))
+        outcome = Equations(model, alpha, replicate, free).search(v, settings, attempts, stall)
+        outcome = either(skip | (is_second & (outcome.status > Status.stalled)), coarse, outcome)
+        return either(k < 0, outcome, coarse), outcome
+
+    if coarse_first:
+        empty_evaluation = Equations(model, alpha, nodes.coarse, free).empty_evaluation(vectors[0])
+        blank = Newton(coordinates, settings, stall, 1).begin(vectors[0], empty_evaluation).outcome
+        outcomes = lax.scan(from_far, blank, jnp.arange(_FIRST, nodes.replicates))[1]
+        outcomes = jax.tree.map(lambda a: a[-_FIRST:], outcomes)
+    else:
+        outcomes = lax.map(from_near, (nodes.stack, vectors))
 
     def state(pair: tuple[Replicate, Outcome]) -> State:
         replicate, outcome = pair
         return Equations(model, alpha, replicate, free).state(outcome)
 
-    return lax.map(state, (nodes.stack, queue.outcomes))
+    return lax.map(state, (nodes.stack, outcomes))
 
 
-@jax.custom_jvp
-def with_tangents(model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], states: State) -> State:
-    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
-    return states
+# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
+# the standard setting.
+LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
 
 
-@with_tangents.defjvp
-@precise
-def _(primals: Any, tangents: Any) -> tuple[State, State]:
-    model, alpha, nodes, free, _ = primals
-    *setting_tangents, _, _, state_tangents = tangents
-    states = with_tangents(*primals)
-    derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
-    direction = ravel_pytree(tuple(setting_tangents))[0]
-    return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
+def _refined(request: Request, rtol: float) -> FixedPoint:
+    """Solve on more and more nodes, until the error bars are at most `rtol`.
 
-
-@program
-def _derivatives(
-    model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], xs: Overlaps
-) -> dict[str, PyTree[Float[Array, "R ... k"]]]:
-    """Return `Equations.derivatives` of every replicate."""
-
-    def replicate_derivatives(pair: tuple[Replicate, Overlaps]) -> dict[str, PyTree[Float[Array, "... k"]]]:
-        replicate, x = pair
-        return Equations(model, alpha, replicate, free).derivatives(x)
-
-    return lax.map(replicate_derivatives, (nodes.stack, xs))
-
-
-def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
-    """Return alpha in the model's dtype.
-
-    Raises:
-        InputError: if alpha is not one positive and finite number.
+    The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
+    well, and the rule with the smaller error bar is kept.
     """
-    alpha = as_number(alpha, "alpha", model.lam.dtype)
-    if is_concrete(alpha):
-        require(np.isfinite(alpha) & (alpha > 0), "alpha", alpha, "positive and finite")
-    return alpha
+    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
+    rule = default_nodes
+    for n in list(LADDER)[first:]:
+        nodes = rule(request.model, n)
+        point = solve_checked(*request._replace(nodes=nodes))
+        error = _relative_error(point)
+        if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
+            sobol_point = solve_checked(*request._replace(nodes=sobol_nodes(request.model, n)))
+            sobol_error = _relative_error(sobol_point)
+            if sobol_error < error:
+                rule, point, error = sobol_nodes, sobol_point, sobol_error
+        if not point.ok or error <= rtol:
+            return point
+        request = request._replace(start=point.overlaps)
+    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
 
 
-def check_start(model: Model, start: Overlaps) -> Overlaps:
-    """Return overlaps in the model's dtype.
-
-    Raises:
-        InputError: if they are of another kind or shape, or not admissible.
-    """
-    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
-    with with_values() if is_concrete(start) else nullcontext():
-        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
-    for name, expected in shapes_of(model).items():
-        actual = jnp.shape(getattr(start, name))
-        if actual != expected:
-            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
-    if is_concrete(model, start):
-        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
-        with jax.ensure_compile_time_eval():  # alpha may be traced
-            is_admissible = finite and bool(admissible(model, start))
-        if not is_admissible:
-            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
-    return start
+def _relative_error(point: FixedPoint) -> float:
+    """Largest relative error bar of order parameters and training loss; infinite if the state is not usable."""
+    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
+    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
+    error = max(float(jnp.max(a)) for a in relative)
+    return error if point.ok else np.inf

@@ -130,7 +130,6 @@ def state_evolution(
     free = branch_of(branch).free(model)
     if isinstance(start, str):
         start = branch_start(model, require_choice(start, "start", [name for name in BRANCHES if name]))
-    start = start.overlaps if isinstance(start, FixedPoint) else start
     start = check_start(model, start)
     if start.m.ndim != 2:
         raise InputError("start", f"must be one set of overlaps, with m of shape (L, r), got shape {start.m.shape}")

@@ -10,15 +10,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Real, Shaped
+from jaxtyping import Array, Bool, Float, Real, Shaped
 
+from ..averages.rules import Rule
 from ..base.arrays import StateArray
 from ..base.errors import InputError
 from ..base.report import (
     WORDS,
+    Average,
     Description,
     MeanField,
-    Result,
+    Replicated,
     Status,
     by_token,
     error_bar,
@@ -32,7 +34,7 @@ from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, shapes_of
 from ..model.parameters import scalar_parameters
-from .observables import Diagnostics
+from .observables import Diagnostics, second_minimum_share
 
 _NOTHING = 1e-12  # `rs_error` below this is rounding of the loss
 _SHOWN = 5e-4  # the printed report of a state mentions a share of unresolved nodes from this on
@@ -95,12 +97,12 @@ class _Scalar(MeanField[Array]):
         return values[..., 0] if self.name == "m" else jnp.mean(values, -1)
 
 
-class FixedPoint(Result):
+class FixedPoint(Replicated):
     """A fixed point of state evolution.
 
     The averages are computed in R independent replicates, and each replicate is solved to its own fixed point. The
     fields below are means over the replicates that have a state, or over all replicates if none has. `stderr` contains
-    the error bars of these means, see `results.error_bar`. The losses of an `absent` branch are NaN.
+    the error bars of these means, see `error_bar`. The losses of an `absent` branch are NaN.
 
     Attributes:
         model, alpha, branch: arguments of the solve.
@@ -135,7 +137,7 @@ class FixedPoint(Result):
 
     @property
     def stderr(self) -> State:
-        """Error bars of these means, in the fields of `State`; see `results.error_bar`."""
+        """Error bars of these means, in the fields of `State`; see `error_bar`."""
         return self._summarised(_error_bars)
 
     def _summarised(self, summary: Callable[[State], State]) -> State:
@@ -143,11 +145,6 @@ class FixedPoint(Result):
         for _ in range(jnp.ndim(self.alpha)):
             summary = jax.vmap(summary)
         return summary(self.replicates)
-
-    @property
-    def status(self) -> Int[Array, "*batch"]:
-        """The worst `Status` over the replicates, as an integer."""
-        return jnp.max(self.replicates.status, -1)
 
     @property
     def residual(self) -> Float[Array, "*batch"]:
@@ -168,6 +165,18 @@ class FixedPoint(Result):
         """
         mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
         return _has_jumps(mass, bar)
+
+    def second_minimum_share(self, nodes: Rule, gap: float) -> Average:
+        """Return the share of the nodes whose proximal problem has another minimum, less than `gap` above the lowest.
+
+        Args:
+            nodes: averaging rule.
+            gap: energy difference; the loss is of order sigma^2.
+
+        Raises:
+            InputError: if `gap` is not positive.
+        """
+        return second_minimum_share(self.model, self.overlaps, nodes, gap)
 
     @property
     def label(self) -> str:
