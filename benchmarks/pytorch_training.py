@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.sampling import raw_labels
 from tiedattn_jax.finite.training import RATES
 
 
@@ -23,7 +22,7 @@ class Plain:
         import torch  # imported here, because the suite also runs without it
 
         self.torch = torch
-        sentences, labels = np.array(data.x).swapaxes(0, 1), raw_labels(model, data) / data.x.shape[2] ** 0.5
+        sentences, labels = np.array(data.x).swapaxes(0, 1), data.raw_labels(model) / data.x.shape[2] ** 0.5
         self.inputs, self.labels, self.start = (torch.from_numpy(np.array(a)) for a in (sentences, labels, Q))
         self.rate = {"lr": RATES["gd"], "weight_decay": float(model.lam)}
 

@@ -306,7 +306,7 @@ def _on_demand(sizes: Sequence[int], repeat: int) -> Measured:
     for dtype in ("float64", "float32"):
         model = ta.dot_product(dtype=dtype)
         for d in sizes:
-            data = ta.sample_on_demand(model, d, ALPHA, jax.random.key(0))
+            data = ta.sample_data(model, d, ALPHA, jax.random.key(0), stored=False)
             run = partial(ta.train, model, data, "random", steps=_STEPS, rate=2.0, tol=0.0)
             yield measure("on_demand", dtype, d, run, repeat=repeat, unit="iteration", units=_STEPS)
 

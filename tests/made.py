@@ -1,13 +1,17 @@
 """Results made by hand, without a solve: the semantic state at alpha = 2, with given numbers in place of its own."""
 
+import dataclasses
 from collections.abc import Generator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from cases import CASES, state
 from jax import lax
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.arrays import unstacked
+from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
@@ -54,6 +58,17 @@ def fixed_point(case=CASES[0], **numbers) -> ta.FixedPoint:
     """A `FixedPoint` of the standard model; the numbers are those of `states`."""
     model = ta.dot_product()
     return ta.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
+
+
+def instances(points=(), **columns) -> ta.Instances:
+    """`Instances` made of columns, the fields of its rows with an axis of instances."""
+    rows = []
+    for row in unstacked(columns, len(columns["status"])):
+        numbers = {name: a.item() if isinstance(a, np.generic) else a for name, a in row.items()}
+        rows.append(Instance(**numbers, point=None))
+    if points:
+        rows = [dataclasses.replace(row, point=point) for row, point in zip(rows, points, strict=True)]
+    return ta.Instances(rows, bool(points))
 
 
 def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transition:

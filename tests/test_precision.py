@@ -58,7 +58,7 @@ def trained_with_values(optimizer):
     def loss(scale):
         model = ta.dot_product()
         data = data_of(model)
-        return ta.train_value(model, data, scale * data.teacher, optimizer=optimizer, steps=3).train_loss
+        return ta.train(model, data, scale * data.teacher, optimizer=optimizer, value=model.lam, steps=3).train_loss
 
     return loss
 
@@ -91,8 +91,8 @@ CALLS = {
     "train gd": trained("gd"),
     "train adam": trained("adam", exact=True),
     "train lbfgs": trained("lbfgs"),
-    "train_value adam": trained_with_values("adam"),
-    "train_value lbfgs": trained_with_values("lbfgs"),
+    "train with values adam": trained_with_values("adam"),
+    "train with values lbfgs": trained_with_values("lbfgs"),
     "linear_baseline": baseline,
     "heldout_error": heldout(False),
     "heldout_error exact": heldout(True),

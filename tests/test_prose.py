@@ -18,7 +18,7 @@ from tiedattn_jax.averages import lines, moreau, nodes, rules as sizes
 from tiedattn_jax.base import files as store, report as results
 from tiedattn_jax.bayes import channel as bayes_nodes
 from tiedattn_jax.dynamics import emergence, flow as spans, landscape, sgd, small_start
-from tiedattn_jax.finite import estimate, evaluation, instances, message_passing, sampling, training, value
+from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best_places, best_ridge, best_search, trace, transitions
 from tiedattn_jax.plotting import diagrams
@@ -91,7 +91,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/howto/own_data.md": [
         f"takes twice that on an accelerator and {WORDS[sampling._COPIES['cpu']]} times that on a CPU",
-        {1.5: "off by more than half"}[estimate._WARN_RATIO],
+        {1.5: "off by more than half"}[diagnosis._WARN_RATIO],
     ],
     "docs/howto/precision.md": [
         f"below `Settings.tol`, $10^{{{power(float(ta.Settings().tol), 10)}}}$",
@@ -109,7 +109,7 @@ PAGES: dict[str, list[str]] = {
         f"${instances._SCATTER:g} / \\sqrt d$ of the size of the loss",
         f"${instances._SCATTER_OF_OTHER:g} / \\sqrt d$ for the one that the branch lacks",
         f"is not at a minimum after its {default('train', 'steps')} steps",
-        f"needs the memory of {WORDS[value._ARRAYS]} arrays $(n, L, d)$ and {WORDS[value._ARRAYS]} $(d, d)$",
+        f"needs the memory of {WORDS[training._ARRAYS]} arrays $(n, L, d)$ and {WORDS[training._ARRAYS]} $(d, d)$",
         f"to show the calls (the paper has {TRAINED})",
     ],
     "docs/howto/best_ridge.md": [
@@ -141,7 +141,7 @@ PAGES: dict[str, list[str]] = {
         f"1 / (1 + ({nodes._JUMPS:g}\\, p / b^2)^2)",
     ],
     "docs/theory/finite_size.md": [
-        f"During the first {message_passing._BURN_IN} steps",
+        f"During the first {channels._BURN_IN} steps",
         f"This share starts at {message_passing._FIRST_DAMPING}",
         f"the paper's rate {training.RATES['gd']}",
         f"after the published {default('train', 'steps')} steps",

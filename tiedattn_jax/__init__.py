@@ -21,9 +21,8 @@ passing and training follow from it. The public functions by task:
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     fields of FixedPoint; error_bar
-    finite size     sample_data, Data, diagnose, realised, raw_labels, shard, gamp, train, risk, run_instances
-                    sample_on_demand, DataOnDemand for dimensions whose sentences do not fit into memory
-                    train_value, heldout_error, linear_baseline
+    finite size     sample_data, Data, diagnose, realised, gamp, train, risk, run_instances, heldout_error,
+                    linear_baseline
     counting task   histogram
     housekeeping    Settings, Status, InputError, check, use_compilation_cache
 
@@ -70,7 +69,7 @@ from .dynamics.small_start import (
     separation as separation,
     small_start as small_start,
 )
-from .finite.data import Data as Data, shard as shard
+from .finite.data import Data as Data
 from .finite.diagnosis import Diagnosis as Diagnosis, Finding as Finding, diagnose as diagnose
 from .finite.evaluation import (
     LinearBaseline as LinearBaseline,
@@ -78,17 +77,18 @@ from .finite.evaluation import (
     linear_baseline as linear_baseline,
 )
 from .finite.instances import Instances as Instances, run_instances as run_instances
-from .finite.message_passing import GAMP as GAMP, gamp as gamp
-from .finite.on_demand import DataOnDemand as DataOnDemand, sample_on_demand as sample_on_demand
-from .finite.posterior_mean import PosteriorMean as PosteriorMean, posterior_mean as posterior_mean
+from .finite.message_passing import (
+    GAMP as GAMP,
+    PosteriorMean as PosteriorMean,
+    gamp as gamp,
+    posterior_mean as posterior_mean,
+)
 from .finite.sampling import (
-    raw_labels as raw_labels,
     realised as realised,
     sample_data as sample_data,
     spectral_direction as spectral_direction,
 )
 from .finite.training import Training as Training, risk as risk, train as train
-from .finite.value import ValueTraining as ValueTraining, train_value as train_value
 from .model.checks import check as check
 from .model.law import SpectralLaw as SpectralLaw, TokenClassMixture as TokenClassMixture
 from .model.layers import (

@@ -21,13 +21,13 @@ from .simulation import (
     MEASURED,
     NUMBERS,
     TRAIN,
-    TRAIN_VALUE,
     exchange,
     informed,
     measured,
     numbers,
     stable,
     standard_error,
+    train_with_values,
 )
 
 SIZES: dict[str, Any] = {"alphas": 25, "d": 1000, "instances": 4}
@@ -76,7 +76,7 @@ def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
 
 def train_of(kind: str) -> Callable[..., ta.Training]:
     """Return the function that trains the layer of a name in `STARTS`."""
-    return TRAIN_VALUE if kind == "value" else TRAIN
+    return train_with_values if kind == "value" else TRAIN
 
 
 def compute(task: Task, kind: str) -> None:

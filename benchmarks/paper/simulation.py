@@ -25,9 +25,6 @@ BRANCHES = ("positional", "semantic")  # a column `branch` holds the index in th
 QUANTITIES = ("train_loss", "gen_error", "q", "theta", "m")
 STEPS = 2000
 TRAIN = partial(ta.train, optimizer="lbfgs", steps=STEPS, tol=1e-8)
-# The tolerance is loose because every step needs linear algebra of the size of W. The training loss at the end is
-# accurate to 1e-4 (d = 1000, alpha = 1).
-TRAIN_VALUE = partial(ta.train_value, optimizer="lbfgs", steps=STEPS, tol=1e-5)
 # Relative difference in loss below which two minima are of one kind. Where the proximal operator jumps, training finds
 # different minima of one branch from different starts, and their losses differ by .2 %.
 ONE_KIND = 2e-3
@@ -37,6 +34,15 @@ MEASURED = ("instances", *QUANTITIES, *(f"{name}_scatter" for name in QUANTITIES
 NUMBERS = (*QUANTITIES, *(f"{name}_stderr" for name in QUANTITIES))
 
 Start = Callable[[ta.Data, PRNGKeyArray], Float[Array, "d r"]]  # weights from an instance and a key
+
+
+def train_with_values(model: ta.Model, data: ta.Data, init: Float[Array, "d r"]) -> ta.Training:
+    """Train with a value matrix.
+
+    The tolerance is loose because every step needs linear algebra of the size of W. The training loss at the end is
+    accurate to 1e-4 (d = 1000, alpha = 1).
+    """
+    return ta.train(model, data, init, value=model.lam, optimizer="lbfgs", steps=STEPS, tol=1e-5)
 
 
 def informed(branch: str, columns: int = 1) -> Start:

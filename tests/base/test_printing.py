@@ -267,7 +267,7 @@ def instances(**fields):
         "theory_status": np.array([0, 6, 2, 0]),
         "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
     }
-    return ta.Instances(**{**defaults, **fields})
+    return made.instances(**{**defaults, **fields})
 
 
 def test_what_is_told_of_instances():
@@ -317,7 +317,7 @@ def test_runs_on_data(model):
     assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
     unit = jnp.ones(())
     x = ta.Overlaps(jnp.full((2, 1, 1), 0.5), jnp.full((2, 1, 1), jnp.nan), jnp.full((2, 1, 1), 0.25), jnp.ones((2, 1)))
-    run = ta.Training(jnp.ones((60, 1)), x, 0.5 * unit, 1e-9 * unit, jnp.array(7), jnp.array(2), unit[None], unit[None])
+    run = ta.Training(jnp.ones((60, 1)), x, jnp.array(7), jnp.array(2), 0.5 * unit, 1e-9 * unit, unit[None], unit[None])
     assert repr(run).startswith(
         "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
     )
@@ -361,10 +361,10 @@ def test_what_has_a_picture_draws_it():
     assert len(transition.plot().axes) == 2 and len(instances().plot().axes) == 5
     x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
     unit, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
-    training = ta.Training(jnp.ones((60, 1)), x, unit, unit, jnp.array(2), jnp.array(0), jnp.ones(3), jnp.ones(3))
+    training = ta.Training(jnp.ones((60, 1)), x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3))
     assert len(training.plot().axes) == 2
     run = ta.GAMP(
-        jnp.ones((60, 1)), x, unit, unit, jnp.array(1), jnp.array(0), unit, unit, jnp.ones((1, 1, 1)),
-        jnp.ones((2, 1, 4)), history, jnp.ones(1),
+        jnp.ones((60, 1)), x, jnp.array(1), jnp.array(0), jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)), unit, history,
+        jnp.ones(1), unit, unit, unit,
     )  # fmt: skip
     assert len(run.plot().axes) == 4

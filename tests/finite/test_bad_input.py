@@ -13,15 +13,14 @@ import tiedattn_jax as ta
 from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.counting import training as counting_training
-from tiedattn_jax.finite import evaluation, message_passing, sampling, training, value
+from tiedattn_jax.finite import evaluation, message_passing, sampling, training
 from tiedattn_jax.finite.data import Data, Labels
-from tiedattn_jax.finite.estimate import check_fit
+from tiedattn_jax.finite.diagnosis import check_fit
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.message_passing import GAMP, gamp
-from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data, start
-from tiedattn_jax.finite.training import risk, train
-from tiedattn_jax.finite.value import ValueTraining, train_value
+from tiedattn_jax.finite.sampling import realised, sample_data, start
+from tiedattn_jax.finite.training import Training, risk, train
 from tiedattn_jax.model.layers import LAYERS
 from tiedattn_jax.model.overlaps import Overlaps
 
@@ -103,7 +102,7 @@ def value_run(c):
     """A result of training with a value matrix."""
     names = ("Q", "W", "overlaps", "train_loss", "gradient_norm", "iterations", "status", "losses", "gradient_norms")
     zeros = dict.fromkeys(names, jnp.zeros(()))
-    return ValueTraining(**{**zeros, "Q": c.teacher, "W": jnp.eye(D), "overlaps": c.data.overlaps(c.teacher)})
+    return Training(**{**zeros, "Q": c.teacher, "W": jnp.eye(D), "overlaps": c.data.overlaps(c.teacher)})
 
 
 def traced(call):
@@ -168,7 +167,7 @@ ROWS = [
     (lambda c: Data(1j * c.x, c.y), "x", "must be an array of real numbers"),
     (lambda c: Data(np.ma.array(c.x, mask=True), c.y), "x", "must be an array of real numbers"),
     (lambda c: Data(c.x, np.ma.array(c.y, mask=True)), "y", "must be an array of real numbers"),
-    (lambda c: raw_labels(c.other, c.data), "model", "must have a method `target` .*TwoAtoms"),
+    (lambda c: c.data.raw_labels(c.other), "model", "must have a method `target` .*TwoAtoms"),
     (lambda c: realised(c.other, c.data), "model", "must have a method `with_teacher` .*TwoAtoms"),
     (lambda c: realised(c.model, c.nameless), "teacher", "must be known for its norm"),
     # starts, and data that do not fit the model
@@ -252,32 +251,37 @@ ROWS = [
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
     (lambda c: risk(c.model, c.plain, c.teacher, exact=True), "data", "must have labels for exact=True"),
     # a value matrix
-    (lambda c: train_value(c.model, c.data, "gd"), "init", "must be 'semantic', 'positional', 'random'"),
-    (lambda c: train_value(c.model, c.data, ridge=-1.0), "ridge", "must be zero or positive, .* got ridge=-1.0"),
-    (lambda c: train_value(c.model, c.data, ridge=NAN), "ridge", "must be zero or positive"),
-    (lambda c: train_value(c.model, c.data, ridge=[0.1, 0.2]), "ridge", "must be one number"),
-    (lambda c: train_value(c.model, c.data, labels=c.x), "labels", r"must have shape \(n, L, d\) with n = 40, L = 2"),
-    (lambda c: train_value(c.model, c.data, labels=NAN * c.data.inputs()), "labels", "must be finite"),
-    (lambda c: train_value(c.model, c.data, optimizer="newton"), "optimizer", "must be one of gd, adam, lbfgs"),
-    (lambda c: train_value(c.model, c.data, steps=10**12), "steps", "must be smaller"),
-    (lambda c: train_value(c.model, c.data, rate=0.0), "rate", "must be positive"),
-    (lambda c: train_value(c.model, c.data, tol=-1.0), "tol", "must be zero or positive"),
-    (lambda c: train_value(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
-    (lambda c: train_value(c.other, c.data), "model", "must have a method `student` for a value matrix"),
+    (lambda c: train(c.model, c.data, "gd", value=1.0), "init", "must be 'semantic', 'positional', 'random'"),
+    (lambda c: train(c.model, c.data, value=-1.0), "value", "must be zero or positive, .* got value=-1.0"),
+    (lambda c: train(c.model, c.data, value=NAN), "value", "must be zero or positive"),
+    (lambda c: train(c.model, c.data, value=[0.1, 0.2]), "value", "must be one number"),
+    (lambda c: train(c.model, c.data, labels=c.data.inputs()), "labels", "must be None unless a value matrix"),
     (
-        lambda c: train_value(ta.dot_product(penalty=ta.L1(0.1)), c.data),
+        lambda c: train(c.model, c.data, value=1.0, labels=c.x),
+        "labels",
+        r"must have shape \(n, L, d\) with n = 40, L = 2",
+    ),
+    (lambda c: train(c.model, c.data, value=1.0, labels=NAN * c.data.inputs()), "labels", "must be finite"),
+    (lambda c: train(c.model, c.data, value=1.0, optimizer="newton"), "optimizer", "must be one of gd, adam, lbfgs"),
+    (lambda c: train(c.model, c.data, value=1.0, steps=10**12), "steps", "must be smaller"),
+    (lambda c: train(c.model, c.data, value=1.0, rate=0.0), "rate", "must be positive"),
+    (lambda c: train(c.model, c.data, value=1.0, tol=-1.0), "tol", "must be zero or positive"),
+    (lambda c: train(c.model, c.x, value=1.0), "data", "must be a tiedattn_jax.Data"),
+    (lambda c: train(c.other, c.data, value=1.0), "model", "must have a method `student` for a value matrix"),
+    (
+        lambda c: train(ta.dot_product(penalty=ta.L1(0.1)), c.data, value=1.0),
         "model",
         "must have no penalty .* penalty=None",
     ),
     (
-        lambda c: train_value(c.model, c.wide),
+        lambda c: train(c.model, c.wide, value=1.0),
         "data",
         r"must be smaller, got data=\(2, 1, 200000, 1\): .* 2.38e\+03 GiB",
     ),
     (
         lambda c: gamp(c.model, c.data, value_run(c)),
         "init",
-        "must be an array of real numbers, .* of type ValueTraining",
+        "must be an array of real numbers, .* of type Training",
     ),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
     (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
@@ -364,7 +368,7 @@ def test_bad_input(case, row, monkeypatch):
     def fail_late(*args, **options):
         raise AssertionError("bad input was met while a program was compiled")
 
-    for module in (message_passing, training, value, counting_training):
+    for module in (message_passing, training, counting_training):
         monkeypatch.setattr(module, "_run", fail_late)
     monkeypatch.setattr(evaluation, "_heldout", fail_late)
     monkeypatch.setattr(sampling, "_draw", fail_late)

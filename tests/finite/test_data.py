@@ -8,9 +8,9 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data
-from tiedattn_jax.finite.estimate import check_estimate, check_fit
+from tiedattn_jax.finite.diagnosis import check_estimate, check_fit
 from tiedattn_jax.finite.products import back_project, student_fields, token_gram
-from tiedattn_jax.finite.sampling import raw_labels, start
+from tiedattn_jax.finite.sampling import start
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -44,7 +44,7 @@ def test_products_equal_those_of_the_whole_arrays(data):
 
 def test_data_from_raw_sentences(model, data):
     rebuilt = Data.from_sentences(
-        data.inputs(), raw_labels(model, data), teacher=data.teacher, encodings=data.encodings, gamma=data.gamma
+        data.inputs(), data.raw_labels(model), teacher=data.teacher, encodings=data.encodings, gamma=data.gamma
     )
     for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(rebuilt), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
@@ -87,7 +87,7 @@ def test_estimates_are_cast_and_checked(model, data):
 
 def test_exact_labels_alone(model, data):
     """Without teacher and fields, training on exact labels does the same; what needs them says so."""
-    inputs, labels = data.inputs(), ta.raw_labels(model, data)
+    inputs, labels = data.inputs(), data.raw_labels(model)
     whole = ta.Data.from_sentences(inputs, labels, teacher=data.teacher, encodings=data.encodings)
     alone = ta.Data.from_sentences(inputs, labels, encodings=data.encodings)
     assert alone.y is None and "with labels only" in repr(alone) and "with teacher and labels" in repr(whole)
@@ -102,15 +102,15 @@ def test_exact_labels_alone(model, data):
     assert "theta" not in result.to_dict()
     baselines = [ta.linear_baseline(sentences) for sentences in (whole, alone)]
     np.testing.assert_array_equal(baselines[0].W, baselines[1].W)
-    assert ta.shard(alone).y is None
-    with_values = ta.train_value(model, alone, Q, labels=labels, optimizer="lbfgs", steps=2)
+    assert alone.shard().y is None
+    with_values = ta.train(model, alone, Q, value=model.lam, labels=labels, optimizer="lbfgs", steps=2)
     assert np.isfinite(with_values.train_loss) and np.isnan(with_values.overlaps.theta).all()
     positional = ta.train(model, alone, "positional", **{**options, "steps": 2})
     assert positional.iterations == 2
     for call in (
         lambda: ta.train(model, alone, Q),
         lambda: ta.gamp(model, alone, Q),
-        lambda: ta.raw_labels(model, alone),
+        lambda: alone.raw_labels(model),
         lambda: ta.risk(model, alone, Q),
     ):
         with pytest.raises(ta.InputError, match=r"data must have a teacher or its fields .* got labels only"):

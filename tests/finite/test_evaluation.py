@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.products import student_fields
-from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data, start
+from tiedattn_jax.finite.sampling import realised, sample_data, start
 from tiedattn_jax.theory.observables import gen_error, gen_error_linear
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -25,7 +25,7 @@ def raw_losses(model, data, Q):
     x, d = data.inputs(), data.x.shape[2]
     z = (x + data.encodings) @ Q / d**0.5
     f = jax.vmap(model.student)(z) @ (x + data.encodings)
-    return jnp.sum((raw_labels(model, data) - f) ** 2, (1, 2)) / (2 * d)
+    return jnp.sum((data.raw_labels(model) - f) ** 2, (1, 2)) / (2 * d)
 
 
 def test_exact_losses_equal_those_of_the_raw_arrays(model, data):
@@ -69,7 +69,7 @@ def test_heldout_error_on_whole_sentences(model, data):
 def test_error_on_given_sentences(model, data):
     """Without a key the sentences of the data are the test set: the mean of the losses, and no teacher is needed."""
     Q = data.teacher * 0.6
-    alone = Data.from_sentences(data.inputs(), raw_labels(model, data), encodings=data.encodings)
+    alone = Data.from_sentences(data.inputs(), data.raw_labels(model), encodings=data.encodings)
     losses = raw_losses(model, data, Q)
     error = heldout_error(model, alone, Q, exact=True)
     assert float(error.value) == pytest.approx(float(losses.mean()), rel=1e-8)
@@ -93,7 +93,7 @@ def test_memory_of_the_test_error(model):
 def test_linear_baseline(model, data, rule):
     inputs = data.inputs() + data.encodings
     rows = np.swapaxes(inputs, 1, 2).reshape(-1, 2)
-    targets = np.swapaxes(raw_labels(model, data), 1, 2).reshape(-1, 2)
+    targets = np.swapaxes(data.raw_labels(model), 1, 2).reshape(-1, 2)
     W = np.linalg.lstsq(rows, targets, rcond=None)[0].T
     fit = linear_baseline(data)
     np.testing.assert_allclose(fit.W, W, atol=1e-10)

@@ -1,6 +1,5 @@
 """Instances are compared with the theory at the teacher that each one has drawn."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -81,20 +80,20 @@ def test_differences_are_those_of_the_usable_instances():
     status = np.array([0, 1, 2, 3, 4, 0, 0, 0])
     quantities = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
     zeros = np.zeros(8)
-    instances = ta.Instances(
-        simulation=eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
-        theory=quantities[1],
-        theory_stderr=quantities[2],
-        branch=np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
-        distance=np.zeros((8, 2)),
-        rho=zeros,
-        status=status,
-        finished=zeros.astype(bool),
-        gradient_norm=zeros,
-        iterations=zeros.astype(int),
-        theory_status=np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
-        points=[],
-    )
+    columns = {
+        "simulation": eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
+        "theory": quantities[1],
+        "theory_stderr": quantities[2],
+        "branch": np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
+        "distance": np.zeros((8, 2)),
+        "rho": zeros,
+        "status": status,
+        "finished": zeros.astype(bool),
+        "gradient_norm": zeros,
+        "iterations": zeros.astype(int),
+        "theory_status": np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
+    }
+    instances = made.instances(**columns)
     gaps = instances.difference("semantic")
     scatter = float(error_bar(np.array([-0.5, -0.5, 1.0])))
     np.testing.assert_allclose(gaps["q"], [7 / 3, 7 / 3, 0, np.hypot(scatter, 0.3)], atol=1e-12)
@@ -104,7 +103,7 @@ def test_differences_are_those_of_the_usable_instances():
     # In a report the mean of the theory is over the instances for which it has a state; its status is the worst.
     losses = [1.0, 2.0, 6.0, None, None, 100.0, 3.0, 5.0]
     points = [None if a is None else made.fixed_point(train_loss=jnp.full(4, a)) for a in losses]
-    groups = dataclasses.replace(instances, points=points).to_dict()["groups"]
+    groups = made.instances(points, **columns).to_dict()["groups"]
     assert groups["semantic"]["theory"]["train_loss"] == 3 and groups["semantic"]["theory"]["status"] == "absent"
     assert groups["positional"]["theory"]["train_loss"] == 4 and groups["positional"]["theory"]["status"] == "converged"
 

@@ -13,7 +13,8 @@ from tiedattn_jax.averages.minima import descend
 from tiedattn_jax.averages.moreau import gradient_at_nodes
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.report import Status
-from tiedattn_jax.finite.message_passing import Damping, gamp, responses
+from tiedattn_jax.finite.channels import responses
+from tiedattn_jax.finite.message_passing import Damping, gamp
 from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.finite.sampling import sample_data, start
 from tiedattn_jax.finite.training import risk, train

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from tiedattn_jax.finite.training import risk_and_gradient
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
+sample_on_demand = partial(ta.sample_data, stored=False)
 product, transposed_product = jax.jit(Dice.product), jax.jit(Dice.transposed_product)
 
 
@@ -101,7 +103,7 @@ def models(model, two_atoms):
 def test_training_equals_training_on_the_sentences_that_were_drawn(models, name):
     """The sentences are drawn in training and then revealed: stored, they give the same products and the same run."""
     model, d, steps = models[name], 40, 12
-    data = ta.sample_on_demand(model, d, 1.5, jax.random.key(0))
+    data = sample_on_demand(model, d, 1.5, jax.random.key(0))
     Q = 0.8 * jax.random.normal(jax.random.key(1), (d, model.shape[1]))
     run = ta.train(model, data, Q, steps=steps, rate=1.0)
     memory, weights = data.memory(steps + 10 * d, steps), Q
@@ -122,13 +124,13 @@ def test_training_equals_training_on_the_sentences_that_were_drawn(models, name)
 
 
 def test_the_same_key_has_the_teacher_of_stored_sentences(model):
-    stored, drawn = (sample(model, 50, 2.0, jax.random.key(3)) for sample in (ta.sample_data, ta.sample_on_demand))
+    stored, drawn = (sample(model, 50, 2.0, jax.random.key(3)) for sample in (ta.sample_data, sample_on_demand))
     np.testing.assert_allclose(drawn.teacher, stored.teacher, atol=1e-14)
     np.testing.assert_allclose(drawn.encodings, stored.encodings, atol=1e-14)
     np.testing.assert_allclose(drawn.rho, stored.rho, rtol=1e-13)
     np.testing.assert_allclose(ta.realised(model, drawn).rho, drawn.rho, rtol=1e-12)
     assert drawn.shape == stored.shape and drawn.alpha == 2.0 and "drawn on demand" in str(drawn)
-    normalised = ta.sample_on_demand(model, 50, 2.0, jax.random.key(3), normalise=True)
+    normalised = sample_on_demand(model, 50, 2.0, jax.random.key(3), normalise=True)
     np.testing.assert_allclose(normalised.teacher_gram, 1.0, rtol=1e-12)
     error = ta.heldout_error(model, drawn, drawn.teacher, jax.random.key(1))
     assert error.value == ta.heldout_error(model, stored, stored.teacher, jax.random.key(1)).value
@@ -136,10 +138,10 @@ def test_the_same_key_has_the_teacher_of_stored_sentences(model):
 
 @pytest.mark.long
 def test_a_run_with_more_steps_repeats_the_steps(model):
-    data = ta.sample_on_demand(model, 60, 2.0, jax.random.key(0))
+    data = sample_on_demand(model, 60, 2.0, jax.random.key(0))
     short, long = (ta.train(model, data, "random", steps=k, rate=1.0, key=jax.random.key(2)) for k in (10, 50))
     np.testing.assert_allclose(short.losses, long.losses[:11], rtol=1e-10)
-    other = ta.train(model, ta.sample_on_demand(model, 60, 2.0, jax.random.key(1)), "random", steps=10, rate=1.0)
+    other = ta.train(model, sample_on_demand(model, 60, 2.0, jax.random.key(1)), "random", steps=10, rate=1.0)
     assert abs(float(other.losses[0] / short.losses[0]) - 1) > 1e-3
 
 
@@ -181,7 +183,7 @@ def descent(model, steps, times):
 def test_gradient_descent_has_the_law_of_stored_sentences(model):
     runs = [
         samples(descent(model, 60, [1, 20, 60]), sample, 100, 2.0, model, 32, seed)
-        for seed, sample in enumerate((ta.sample_data, ta.sample_on_demand))
+        for seed, sample in enumerate((ta.sample_data, sample_on_demand))
     ]
     assert_same_mean(*runs)
 
@@ -191,7 +193,7 @@ def test_gradient_descent_at_larger_dimension(model):
     """At times 20, 60 and 120 losses agree with stored sentences, and with independent programs on both."""
     stored, drawn = (
         samples(descent(model, 60, [10, 30, 60]), sample, 400, 2.0, model, 16, seed)
-        for seed, sample in enumerate((ta.sample_data, ta.sample_on_demand))
+        for seed, sample in enumerate((ta.sample_data, sample_on_demand))
     )
     assert_same_mean(stored, drawn)
     bars = np.std(drawn[:, :3], 0, ddof=1) / 4
@@ -213,7 +215,7 @@ def test_adam_has_the_law_of_stored_sentences(models, name):
         squares = [jnp.sum(a.reshape(model.shape[0], -1) ** 2, 1) for a in (x.q, x.theta)]
         return jnp.concatenate([run.losses[jnp.array([0, 10, 30])], *squares])
 
-    runs = [samples(quantities, f, 60, 2.0, model, 32, k) for k, f in enumerate((ta.sample_data, ta.sample_on_demand))]
+    runs = [samples(quantities, f, 60, 2.0, model, 32, k) for k, f in enumerate((ta.sample_data, sample_on_demand))]
     assert_same_mean(*runs)
 
 
@@ -230,14 +232,14 @@ def test_message_passing_has_the_law_of_stored_sentences(model):
             rows.append(np.array([*ends, *early]))
         return np.stack(rows)
 
-    assert_same_mean(runs(ta.sample_data, 0), runs(ta.sample_on_demand, 1))
+    assert_same_mean(runs(ta.sample_data, 0), runs(sample_on_demand, 1))
 
 
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta
 jax.config.update("jax_enable_x64", True)
 model = ta.dot_product()
-data = ta.sample_on_demand(model, 60, 2.0, jax.random.key(0))
+data = ta.sample_data(model, 60, 2.0, jax.random.key(0), stored=False)
 memory = jax.jit(lambda: data.memory(10, 10))()
 for images in (data.dice.right.images, memory.right.images, memory.left.basis):
     assert images.addressable_shards[0].data.shape[3] == 15, images.sharding
@@ -255,7 +257,7 @@ def test_eight_devices_equal_one(model, tmp_path):
     cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
     subprocess.run([sys.executable, "-c", SHARDED.format(out=out)], check=True, env={**os.environ, **flags, **cache})
     arrays = np.load(out)
-    data = ta.sample_on_demand(model, 60, 2.0, jax.random.key(0))
+    data = sample_on_demand(model, 60, 2.0, jax.random.key(0))
     trained = ta.train(model, data, "positional", steps=30, rate=1.0)
     np.testing.assert_allclose(arrays["y"], data.y, atol=1e-14)
     np.testing.assert_allclose(arrays["Q"], trained.Q, atol=1e-8)
@@ -276,24 +278,24 @@ def test_eight_devices_equal_one(model, tmp_path):
         (lambda m, s: ta.risk(m, s, s.teacher), "data must be stored for the risk"),
         (lambda m, s: ta.spectral_direction(m, s), "data must be stored for a spectral start"),
         (lambda m, s: ta.posterior_mean(m, s), "data must be stored for `posterior_mean`"),
-        (lambda m, s: ta.train_value(m, s), "data must be stored for a value matrix"),
-        (lambda m, s: ta.raw_labels(m, s), "data must be stored for exact labels"),
+        (lambda m, s: ta.train(m, s, value=m.lam), "data must be stored for a value matrix"),
+        (lambda m, s: s.raw_labels(m), "data must be stored for exact labels"),
         (lambda m, s: ta.linear_baseline(s), "data must be a tiedattn_jax.Data"),
         (lambda m, s: ta.train(ta.dot_product(sigma=5.0), s), "data must have inputs of the model's variance"),
-        (lambda m, s: ta.sample_on_demand(m, 2, 1.0, jax.random.key(0)), "d must be an integer of at least 4"),
-        (lambda m, s: ta.sample_on_demand(m, 50, -1.0, jax.random.key(0)), "alpha must be positive"),
-        (lambda m, s: ta.sample_on_demand(m, 50, 1.0, 0), "key must be one key"),
+        (lambda m, s: sample_on_demand(m, 2, 1.0, jax.random.key(0)), "d must be an integer of at least 4"),
+        (lambda m, s: sample_on_demand(m, 50, -1.0, jax.random.key(0)), "alpha must be positive"),
+        (lambda m, s: sample_on_demand(m, 50, 1.0, 0), "key must be one key"),
     ],
 )
 def test_bad_input(model, unchecked, call, message):
     with pytest.raises(InputError, match=message):
-        call(model, ta.sample_on_demand(model, 40, 1.0, jax.random.key(0)))
+        call(model, sample_on_demand(model, 40, 1.0, jax.random.key(0)))
 
 
 def test_steps_that_do_not_fit_into_memory(model, monkeypatch):
     """A step takes 2 L n + (L + 1) d numbers; what stored sentences of this dimension would take does not matter."""
     monkeypatch.setattr(errors, "_memory", lambda: 2.0**20)
-    data = ta.sample_on_demand(model, 200, 1.0, jax.random.key(0))
+    data = sample_on_demand(model, 200, 1.0, jax.random.key(0))
     for run in (ta.train, ta.gamp):
         with pytest.raises(InputError, match="steps must be smaller, got steps=100: the products of so many steps"):
             run(model, data, steps=100)
@@ -303,4 +305,4 @@ def test_steps_that_do_not_fit_into_memory(model, monkeypatch):
 def test_token_classes_are_refused():
     law = ta.SpectralLaw.of_classes([0.25, 0.36], {(0, 0): 0.5, (0, 1): 0.5}, encodings=[[1.0], [-1.0]])
     with pytest.raises(InputError, match="model must have no classes of tokens"):
-        ta.sample_on_demand(ta.dot_product(spectrum=law), 50, 1.0, jax.random.key(0))
+        sample_on_demand(ta.dot_product(spectrum=law), 50, 1.0, jax.random.key(0))

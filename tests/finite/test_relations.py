@@ -53,7 +53,7 @@ def test_one_key_draws_everything_anew(seed):
     """Teacher, tokens, noise, starts and matrices on demand of one key are uncorrelated, and those of the next too."""
     model, draws = noisy(), []
     for key in jax.random.key(seed), jax.random.key(seed + 1):
-        data, on_demand = (f(model, D, N / D, key) for f in (ta.sample_data, ta.sample_on_demand))
+        data, on_demand = (ta.sample_data(model, D, N / D, key, stored=stored) for stored in (True, False))
         start, x = ta.train(model, data, "random", steps=1, rate=1e-9, key=key).Q, tokens(data)
         assert_independent(x[0].T, x[1].T)
         draws += [data.teacher, *x, data.noise[:, 0], data.noise[:, 1], start, on_demand.y[:, 0], on_demand.y[:, 1]]

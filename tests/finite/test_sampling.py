@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.finite.sampling import raw_labels, realised, sample_data
+from tiedattn_jax.finite.sampling import realised, sample_data
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -67,7 +67,7 @@ def test_means_of_a_law():
 
 
 def test_labels_are_inner_products_of_the_raw_ones(model, data):
-    y, x = np.asarray(raw_labels(model, data)), np.asarray(data.inputs() + data.encodings)
+    y, x = np.asarray(data.raw_labels(model)), np.asarray(data.inputs() + data.encodings)
     np.testing.assert_allclose(data.labels.energy, np.sum(y**2, (1, 2)) / 400, rtol=1e-11)
     np.testing.assert_allclose(data.labels.cross, np.einsum("nki,nli->kln", y, x) / 400, atol=1e-12)
     np.testing.assert_allclose(data.labels.gram, np.einsum("nki,nli->kln", x, x) / 400, atol=1e-12)

@@ -8,8 +8,7 @@ from jax.extend.core import jaxprs_in_params
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import Status
-from tiedattn_jax.finite.on_demand import sample_on_demand
-from tiedattn_jax.finite.sampling import raw_labels, sample_data
+from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -31,7 +30,7 @@ def raw_risk(model, data, Q, exact):
             return model.loss(Z, y)
         return jnp.sum((label - model.student(Z) @ (x + p)) ** 2) / (2 * d)
 
-    return jnp.sum(jax.vmap(sentence_risk)(x, data.y, raw_labels(model, data))) + 0.5 * model.lam * jnp.sum(Q**2)
+    return jnp.sum(jax.vmap(sentence_risk)(x, data.y, data.raw_labels(model))) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -108,7 +107,7 @@ def test_the_default_optimiser(model, data):
         first, second = (train(of, sentences, "semantic", steps=4, **o) for o in (options, others))
         return bool(jnp.all(first.Q == second.Q))
 
-    drawn, penalised = sample_on_demand(model, 60, 1.0, jax.random.key(0)), ta.dot_product(penalty=ta.L1(0.01))
+    drawn, penalised = sample_data(model, 60, 1.0, jax.random.key(0), stored=False), ta.dot_product(penalty=ta.L1(0.01))
     assert same({}, {"optimizer": "lbfgs"}) and not same({}, {"optimizer": "gd"})
     assert same({"rate": 0.1}, {"optimizer": "gd", "rate": 0.1})
     assert same({}, {"optimizer": "gd"}, drawn) and same({}, {"optimizer": "gd"}, of=penalised)

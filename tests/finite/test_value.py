@@ -11,9 +11,8 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.finite.evaluation import heldout_error
 from tiedattn_jax.finite.instances import run_instances
-from tiedattn_jax.finite.sampling import raw_labels, sample_data
-from tiedattn_jax.finite.training import risk, train
-from tiedattn_jax.finite.value import best_value, train_value, value_risk
+from tiedattn_jax.finite.sampling import sample_data
+from tiedattn_jax.finite.training import best_value, risk, train, value_risk
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 D, KEYS = 40, jax.random.split(jax.random.key(0), 2)
@@ -26,7 +25,7 @@ def data(model):
 
 @pytest.fixture(scope="module")
 def trained(model, data):
-    return train_value(model, data, "semantic", ridge=0.05)
+    return train(model, data, "semantic", value=0.05)
 
 
 def matrices(seed=1):
@@ -48,14 +47,14 @@ def raw_risk(model, data, labels, Q, W, ridge):
 
 
 def test_risk_and_gradients_equal_those_of_the_raw_arrays(model, data):
-    labels = raw_labels(model, data) + 0.1  # not the model's own labels
+    labels = data.raw_labels(model) + 0.1  # not the model's own labels
     functions = (jax.jit(jax.value_and_grad(f, (3, 4))) for f in (value_risk, raw_risk))
     pairs = [function(model, data, labels, *matrices(), 0.3) for function in functions]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), *pairs)
 
 
 def test_gradients_against_finite_differences(model, data):
-    labels, point, direction = raw_labels(model, data), matrices(), matrices(2)
+    labels, point, direction = data.raw_labels(model), matrices(), matrices(2)
     gradients = jax.jit(jax.grad(value_risk, (3, 4)))(model, data, labels, *point, 0.3)
     slope = sum(np.vdot(g, u) for g, u in zip(gradients, direction, strict=True))
     forward, backward = (
@@ -66,7 +65,7 @@ def test_gradients_against_finite_differences(model, data):
 
 
 def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
-    Q, labels = matrices()[0], raw_labels(model, data)
+    Q, labels = matrices()[0], data.raw_labels(model)
     value, gradient = jax.jit(jax.value_and_grad(lambda Q: value_risk(model, data, labels, Q, jnp.eye(D), 0.3)))(Q)
     value_without, gradient_without = jax.jit(jax.value_and_grad(lambda Q: risk(model, data, Q, exact=True)))(Q)
     np.testing.assert_allclose(value, value_without, rtol=1e-12)
@@ -75,7 +74,7 @@ def test_at_the_identity_it_is_the_exact_risk_of_the_layer_without(model, data):
 
 def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, trained):
     assert bool(trained.ok) and float(trained.gradient_norm) <= 1e-10
-    labels = raw_labels(model, data)
+    labels = data.raw_labels(model)
     value, gradients = jax.jit(jax.value_and_grad(raw_risk, (3, 4)))(model, data, labels, trained.Q, trained.W, 0.05)
     assert max(np.max(np.abs(g)) for g in gradients) < 2e-10
     np.testing.assert_allclose(trained.train_loss, value / D, rtol=1e-12)
@@ -85,7 +84,7 @@ def test_the_minimum_is_a_critical_point_of_the_raw_risk(model, data, trained):
 
 def test_the_value_matrix_is_a_ridge_regression(model, data, trained):
     """The trained value matrix is the ridge regression at the weights Q, in closed form."""
-    inputs, labels = np.asarray(data.inputs() + data.encodings), np.asarray(raw_labels(model, data))
+    inputs, labels = np.asarray(data.inputs() + data.encodings), np.asarray(data.raw_labels(model))
     S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ np.asarray(trained.Q) / D**0.5))
     mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, labels))
     gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
@@ -99,15 +98,15 @@ def test_the_value_matrix_is_a_ridge_regression(model, data, trained):
 def test_the_best_value_matrix_of_any_weights(model, alpha, ridge):
     """The risk is flat at the best value matrix of any weights, with more rows than dimensions and with fewer."""
     data = sample_data(model, D, alpha, jax.random.key(0))
-    labels, Q = raw_labels(model, data) + 0.1, matrices()[0]
+    labels, Q = data.raw_labels(model) + 0.1, matrices()[0]
     W = jax.jit(best_value)(model, data, labels, Q, ridge)
     gradient = jax.jit(jax.grad(raw_risk, 4))(model, data, labels, Q, W, ridge)
     assert float(jnp.max(jnp.abs(gradient))) < 1e-11 < 1e-4 * float(jnp.max(jnp.abs(W - jnp.eye(D))))
 
 
 def test_l_bfgs_has_the_value_matrix_at_its_best_after_any_step(model, data):
-    end = train_value(model, data, ridge=0.05, steps=2)
-    best = jax.jit(best_value)(model, data, raw_labels(model, data), end.Q, 0.05)
+    end = train(model, data, value=0.05, steps=2)
+    best = jax.jit(best_value)(model, data, data.raw_labels(model), end.Q, 0.05)
     np.testing.assert_allclose(end.W, best, atol=1e-12)
 
 
@@ -121,7 +120,7 @@ def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identit
     data = ta.Data.from_sentences(
         jnp.tile(data.inputs(), (times, 1, 1)), teacher=data.teacher, encodings=data.encodings
     )
-    labels, Q = raw_labels(model, data) + 0.1, D**0.5 * np.asarray(data.encodings)[:1].T  # tokens attend to themselves
+    labels, Q = data.raw_labels(model) + 0.1, D**0.5 * np.asarray(data.encodings)[:1].T  # tokens attend to themselves
     W = jax.jit(best_value)(model, data, labels, Q, 0.0)
     inputs = np.asarray(data.inputs() + data.encodings)
     S = np.asarray(jax.jit(jax.vmap(model.student))(inputs @ Q / D**0.5))
@@ -131,7 +130,7 @@ def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identit
 
 
 def test_l_bfgs_ends_in_the_minimum_that_gradient_descent_finds(model, data, trained):
-    descended = train_value(model, data, "semantic", ridge=0.05, optimizer="gd", rate=0.4, steps=20_000, tol=1e-7)
+    descended = train(model, data, "semantic", value=0.05, optimizer="gd", rate=0.4, steps=20_000, tol=1e-7)
     assert bool(descended.ok)
     np.testing.assert_allclose(trained.W, descended.W, atol=1e-5)
     np.testing.assert_allclose(trained.Q, descended.Q, atol=1e-4)
@@ -142,25 +141,27 @@ def test_a_strong_ridge_holds_the_layer_without(model, data):
     plain = train(model, data, "semantic", optimizer="lbfgs", exact=True)
     gaps, shifts = [], []
     for ridge in (100.0, 1000.0):
-        trained = train_value(model, data, plain.Q, ridge=ridge, tol=1e-9)
+        trained = train(model, data, plain.Q, value=ridge, tol=1e-9)
         assert bool(trained.ok)
         gaps.append(float(jnp.max(jnp.abs(trained.Q - plain.Q))))
         shifts.append(float(trained.shift))
     np.testing.assert_allclose([gaps[0] / gaps[1], shifts[0] / shifts[1]], 10, rtol=0.05)
 
 
-def test_the_default_ridge_is_that_of_the_weights(model, data):
-    default, explicit, different = (train_value(model, data, steps=5, ridge=ridge) for ridge in (None, model.lam, 0.05))
-    assert jnp.array_equal(default.W, explicit.W) and float(jnp.max(jnp.abs(different.W - explicit.W))) > 1e-3
+def test_the_ridge_is_that_of_the_value_matrix(model, data):
+    strong, weak = (train(model, data, steps=5, value=ridge) for ridge in (model.lam, 0.05))
+    assert float(jnp.max(jnp.abs(weak.W - strong.W))) > 1e-3
+    plain = train(model, data, steps=1)
+    assert plain.W is None and plain.shift is None and "shift" not in plain.to_dict()
 
 
 def test_gradient_descent_by_hand(model, data):
-    labels = raw_labels(model, data) + 0.1
+    labels = data.raw_labels(model) + 0.1
     weights, gradient = (np.asarray(data.teacher), np.eye(D)), jax.jit(jax.grad(raw_risk, (3, 4)))
     for _ in range(3):
         gradients = gradient(model, data, labels, *weights, 0.3)
         weights = [a - 0.15 * np.asarray(g) for a, g in zip(weights, gradients, strict=True)]
-    end = train_value(model, data, ridge=0.3, labels=labels, optimizer="gd", steps=3)
+    end = train(model, data, value=0.3, labels=labels, optimizer="gd", steps=3)
     assert int(end.iterations) == 3 and int(end.status) == Status.max_steps
     np.testing.assert_allclose(end.Q, weights[0], atol=1e-13)
     np.testing.assert_allclose(end.W, weights[1], atol=1e-13)
@@ -173,7 +174,7 @@ def test_held_out_error_against_sentences_at_hand(model, data):
     rng = np.random.default_rng(0)
     x = 0.5 * rng.standard_normal((4000, 2, D))
     fresh = ta.Data.from_sentences(x, teacher=data.teacher, encodings=data.encodings)
-    direct = raw_risk(model, fresh, raw_labels(model, fresh), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
+    direct = raw_risk(model, fresh, fresh.raw_labels(model), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
     assert abs(float(measured.value - direct / 4000)) < 4 * 2**0.5 * float(measured.stderr)
     plain, identity = (heldout_error(model, data, Q, key, sentences=500, exact=True, W=W) for W in (None, jnp.eye(D)))
     np.testing.assert_allclose(identity.value, plain.value, rtol=1e-12)
@@ -184,7 +185,7 @@ def test_instances(model):
     """The test error of instances is that with their value matrix, under vmap and one by one."""
 
     def run(data, key):
-        return train_value(model, data, "semantic", steps=20)
+        return train(model, data, "semantic", value=model.lam, steps=20)
 
     separate, batched = (
         run_instances(model, D, 1.0, run, KEYS, theory=False, sentences=300, batch=batch) for batch in (1, 2)
@@ -199,10 +200,10 @@ def test_instances(model):
 
 def test_there_is_no_theory(model, nodes):
     with pytest.raises(InputError, match="theory must be False for a value matrix, of which there is none"):
-        run_instances(model, D, 1.0, lambda data, key: train_value(model, data, steps=1), KEYS, nodes=nodes)
+        run_instances(model, D, 1.0, lambda data, key: train(model, data, value=model.lam, steps=1), KEYS, nodes=nodes)
 
 
 def test_it_prints_itself(trained):
-    assert repr(trained).startswith("ValueTraining(Q of shape (40, 1) after ")
+    assert repr(trained).startswith("Training(Q of shape (40, 1) after ")
     assert trained.to_dict()["shift"] == pytest.approx(float(trained.shift))
     assert "distance of the value matrix from the identity" in str(trained)

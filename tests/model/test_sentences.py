@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.finite.data import kind_mask
+from tiedattn_jax.finite.evaluation import kind_mask
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.overlaps import Overlaps, impose, label, sentence_overlaps
 from tiedattn_jax.theory.equations import Equations, averages_expansion

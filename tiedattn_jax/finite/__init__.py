@@ -1,17 +1,13 @@
 """Simulations at finite size.
 
-data               sentences of finite dimension
-products           products of the data with matrices of few columns
-dice               products with Gaussian matrices that are never stored
-on_demand          sentences drawn while a run asks for their products
-diagnosis          what of the law of a model sentences fulfil
-estimate           estimates of the student, and whether data fit a model
-starts             starts of message passing and training
-sampling           sentences drawn from a model
-evaluation         losses, held-out errors, the linear baseline
-message_passing    GAMP
-posterior_mean     message passing of the Bayes-optimal learner
-training           gradient descent, Adam, L-BFGS
-value              training with a value matrix
+data               sentences of finite dimension, stored
+products           products of stored sentences with matrices of few columns
+on_demand          sentences that are never stored: a run draws the products that it asks for
+diagnosis          whether sentences fit a model: errors, and `diagnose`
+sampling           sentences drawn from a model, and the starts of runs on them
+evaluation         estimates of the student, their losses and test errors; the linear baseline
+training           gradient descent, Adam, L-BFGS, with and without a value matrix
+channels           the step of message passing, for the risk and for the Bayes-optimal learner
+message_passing    the loop of message passing: `gamp` and `posterior_mean`
 instances          several instances, compared with the theory
 """

@@ -12,7 +12,6 @@ therefore builds a prediction of the size of the inputs.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree, Real
+from jaxtyping import Array, Float, Int, PyTree, Real
 
 from ..base.arrays import AnyArray, precise
 from ..base.errors import InputError, are_real, is_concrete, require, require_kind, shaped_array
 from ..base.report import Description, Printed
-from ..model.model import Model, over_kinds
+from ..model.checks import check_provides
+from ..model.model import Model
 from ..model.overlaps import Overlaps
+from ..theory.observables import target_at_nodes
 from .products import back_project, covariances, student_fields, token_gram
 
 
@@ -117,6 +118,15 @@ class Sample(Printed):
     def spread_over(self: S, spread: Spread) -> S:
         """Return the sample with its sentences spread over devices."""
 
+    def shard(self: S) -> S:
+        """Spread the sentences, the rows of X, over the devices that jax sees.
+
+        The number of devices used is the largest that divides the number of sentences. With one device nothing changes.
+        Functions that take the returned data run on these devices, each on its own rows, and sum over the devices.
+        """
+        count = max(k for k in range(1, len(jax.devices()) + 1) if self.count % k == 0)
+        return self if count == 1 else self.spread_over(Spread(count))
+
     @abc.abstractmethod
     def mean_squares(self) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
         """Return the means of ``|x|^2 / d`` and of the entries of ``Q*^T x / sqrt(d)``; None without a teacher."""
@@ -188,6 +198,18 @@ class Sample(Printed):
             )
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
+
+    @eqx.filter_jit
+    @precise
+    def raw_labels(self, model: Model) -> Float[Array, "n L d"]:
+        """Return the exact labels ``T(Y) x`` of the sentences.
+
+        Raises:
+            InputError: if the model has no `target`, or the sentences are drawn on demand.
+        """
+        check_provides(model, "target", "for exact labels")
+        target = target_at_nodes(model, self.fields)
+        return jnp.einsum("kln,nli->nki", target, self.stored("for exact labels").inputs())
 
     def overlaps(self, Q: Float[AnyArray, "d r"], V: Float[Array, "S r r"] | None = None) -> Overlaps:
         """Return the order parameters of an estimate Q, eq. (6).
@@ -298,8 +320,8 @@ class Data(Sample):
     ) -> Data:
         """Make data from raw sentences, in the notation of the paper.
 
-        Exact labels alone are enough for ``train(..., exact=True)``, `train_value` and `linear_baseline`. Functions
-        that need the teacher's fields then raise an error, and overlaps with the teacher are NaN.
+        Exact labels alone are enough for `linear_baseline`, and for `train` with ``exact=True`` or with ``value=...``.
+        Functions that need the teacher's fields then raise an error, and overlaps with the teacher are NaN.
 
         Args:
             inputs: sentences x without their positional encodings. They contain the means of their classes.
@@ -358,7 +380,16 @@ class Data(Sample):
         square = jnp.vdot(x, x) - 2 * jnp.vdot(jnp.sum(x, 1), p) + n * jnp.vdot(p, p)
         if self.teacher is None:
             return square / (L * n), None
-        return square / (L * n), jnp.mean((student_fields(x, self.teacher) - (p @ self.teacher)[:, :, None]) ** 2)
+        return square / (L * n), jnp.mean(self.token_fields(self.teacher) ** 2)
+
+    def token_fields(self, Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
+        """Return the fields ``x_l Q / sqrt(d)`` of the tokens without their encodings."""
+        return student_fields(self.x, Q) - (self.encodings / self.x.shape[2] ** 0.5 @ Q)[..., None]
+
+    def token_projection(self, g: Float[Array, "L r n"]) -> Float[Array, "d r"]:
+        """Apply the transpose of `token_fields`."""
+        encodings = self.encodings / self.x.shape[2] ** 0.5
+        return back_project(self.x, g) - jnp.einsum("li,la->ia", encodings, jnp.sum(g, -1))
 
     def known_labels(self, why: str, argument: str = "data") -> Labels:
         """Return the inner products of the exact labels.
@@ -404,22 +435,6 @@ class Population(eqx.Module):
     means: Float[Array, "S d"] | None
 
 
-def kind_mask(model: Model, classes: Int[Array, "n L"] | None) -> Bool[Array, " n"] | float:
-    """Return a mask of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
-
-    The classes of its tokens determine the kind of a sentence.
-    """
-    indicator = model.sentence.indicator
-    return 1.0 if indicator is None or classes is None else jnp.all(classes == jnp.argmax(indicator, 1), 1)
-
-
-def map_kinds(
-    model: Model, classes: Int[Array, "n L"] | None, fn: Callable[[Model], Float[Array, "*value n"]]
-) -> Float[Array, "*value n"]:
-    """Evaluate `fn`, a function of all sentences, for each sentence with the model conditioned on its kind."""
-    return over_kinds(model, lambda model: jnp.where(kind_mask(model, classes), fn(model), 0.0))
-
-
 def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
     requirement = f"integers from 0 to {S - 1}, the class of every token, of shape (n, L) = {(n, L)}"
     valid = are_real(classes) and np.shape(classes) == (n, L) and jnp.issubdtype(jnp.result_type(classes), jnp.integer)
@@ -442,14 +457,3 @@ class Spread(NamedTuple):
         devices = jax.devices()[: self.devices]
         mesh = jax.make_mesh((self.devices,), ("sentences",), devices=devices, axis_types=(AxisType.Auto,))
         return lax.with_sharding_constraint(a, NamedSharding(mesh, PartitionSpec(*(None,) * axis, "sentences")))
-
-
-def shard(data: S) -> S:
-    """Spread the sentences of data, the rows of X, over the devices that jax sees.
-
-    The number of devices used is the largest that divides the number of sentences. With one device nothing changes.
-    Functions that take the returned data run on these devices, each on its own rows, and sum over the devices.
-    """
-    n = data.shape[1]
-    count = max(k for k in range(1, len(jax.devices()) + 1) if n % k == 0)
-    return data if count == 1 else data.spread_over(Spread(count))

@@ -1,4 +1,4 @@
-"""What of the law of a model sentences fulfil, and what the rest does to losses.
+"""Whether sentences fit a model: errors if they cannot, and what of the law of the model they fulfil.
 
 # notation: v_l = x_l minus encoding, mean of its class and mean of its position, in units of its standard deviation.
 
@@ -10,24 +10,132 @@ L-BFGS finds.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
-from ..base.arrays import precise
-from ..base.errors import InputError, require_kind
+from ..base.arrays import AnyArray, precise
+from ..base.errors import (
+    InputError,
+    is_concrete,
+    require,
+    require_kind,
+    require_precision,
+    require_promotion,
+    shaped_array,
+    with_values,
+)
 from ..base.report import Description, Printed, Row
 from ..model.model import Model
-from .data import Data
+from .data import Data, Sample
 from .products import student_fields, token_gram
 
+_WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
+_LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
 _SENTENCES = 1000  # number of sentences whose tokens are compared with one another
 _PROJECTIONS = 3  # directions whose projections tell words apart
 _BARS = 4  # a deviation of fewer standard deviations is chance
+
+
+def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
+    """Return an estimate as an array of the data's dtype.
+
+    Args:
+        name: name of the argument, for the error message.
+
+    Raises:
+        InputError: if the estimate does not have shape (d, r) or is not finite, or the data do not fit the model.
+    """
+    check_fit(model, data)
+    return shaped_array(name, Q, "d r", {"d": data.shape[2], "r": model.shape[1]}, data.dtype)
+
+
+def check_fit(model: Model, data: Sample) -> None:
+    """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
+    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+    require_kind(data, "data", Sample, "a tiedattn_jax.Data")
+    require_promotion()
+    require_precision(model.lam.dtype, "lam")
+    (L, _, t), dims = model.shape, (data.shape[0], data.shape[3])
+    if dims[0] != L or (data.y is not None and dims[1] != t):
+        requirement = f"must have L = {L} tokens and t = {t} teacher fields as the model has"
+        raise InputError(
+            "data", f"{requirement}, got L = {dims[0]}, t = {dims[1]}: inputs of from_sentences are (n, L, d)"
+        )
+    noise = 0 if data.noise is None else data.noise.shape[2]
+    if noise != model.noise and data.y is not None:
+        raise InputError("data", f"must have {model.noise} fields of noise a token as the model has, got {noise}")
+    _check_classes(model, data)
+    dtype = jnp.result_type(model.lam)
+    if data.dtype != dtype:
+        requirement = f"must be {dtype} as the model is, or the model as the data are"
+        raise InputError("data", f"{requirement}, got {data.dtype}: see dot_product(dtype=...)")
+    if is_concrete(model, data):
+        with with_values():
+            _check_scale(model, data)
+
+
+def _check_classes(model: Model, data: Sample) -> None:
+    sentences = model.law().sentences
+    if (sentences is None) != (data.classes is None):
+        requirement = "must have classes of tokens where the model's law has kinds of sentences, and only there"
+        raise InputError("data", f"{requirement}, got {'none' if data.classes is None else 'classes'}")
+    if sentences is not None and data.classes is not None and is_concrete(data.classes):
+        kinds, allowed = np.unique(np.asarray(data.classes), axis=0).tolist(), [list(k) for k in sentences.classes]
+        unknown = [k for k in kinds if k not in allowed]
+        require(not unknown, "data.classes", unknown[:3], f"among the kinds of sentences of the model's law, {allowed}")
+
+
+def _check_scale(model: Model, data: Sample) -> None:
+    """Raise an `InputError` if a factor sqrt(d) is missing or one too many, so that a variance is wrong by a factor d.
+
+    A variance may differ from the model's by a factor of max(10, sqrt(d)), or more if it is estimated from few numbers.
+    If the variance of many inputs differs by more than `_WARN_RATIO`, a warning says that theory and data have
+    different settings.
+    """
+    L, n, d, t = data.shape
+    factor = max(10, d**0.5)
+
+    def deviates(ratio: float, count: int) -> bool:
+        bound = factor ** (1 + 20 / count)
+        return not 1 / bound < ratio < bound
+
+    norm, law_norm, inputs, fields = map(float, _scales(model, data))
+    if norm > factor * max(1.0, law_norm):
+        requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
+        raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
+    if deviates(inputs, L * n * d):
+        requirement = "must have inputs of the model's variance / d, x / sqrt(d) for tokens x"
+        hint = "Data.from_sentences divides tokens by sqrt(d), Data does not"
+        raise InputError("data", f"{requirement}, got {inputs:.3g} times that variance: {hint}")
+    if deviates(fields, min(L * n, d) * t):
+        requirement = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
+        reference = "the model" if data.teacher is None else "those of its teacher"
+        raise InputError("data", f"{requirement}, got {fields:.3g} times the variance of {reference}")
+    if n * d > _LARGE_SAMPLE and not 1 / _WARN_RATIO < inputs < _WARN_RATIO:
+        message = f"data have {inputs:.3g} times the model's variance of inputs: "
+        message += "theory and simulation are then of two settings"
+        warnings.warn(message, stacklevel=2)
+
+
+@eqx.filter_jit
+@precise
+def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
+    """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
+
+    The last ratio is one if the expected variance of y is zero.
+    """
+    (inputs, variance), law = data.mean_squares(), model.law()
+    norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
+    if variance is None:
+        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
+    fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
+    return norm, law_norm, inputs / jnp.mean(model.trace), fields
 
 
 class Finding(NamedTuple):
@@ -106,65 +214,56 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
         requirement = f"must have the tokens and classes of the model, L = {model.shape[0]} and {len(traces)} laws"
         raise InputError("data", f"{requirement}, got L = {L} and {len(data.gamma)} laws")
     m = jax.tree.map(lambda a: np.asarray(a, float), _moments(data))
-    squares = np.asarray(law.weights @ law.gamma**2, float)
-    by_law = traces**2 / squares  # effective dimensions
+    by_law = traces**2 / np.asarray(law.weights @ law.gamma**2, float)  # effective dimensions
     # Positions may hold tokens of several classes; their mean is then compared.
     by_position = by_law if law.sentences is None else np.full(L, np.mean(by_law))
-    position = int(np.argmax(np.abs(np.log(m.dimension / d / by_position))))
-    dimension, law_dimension = float(m.dimension[position]) / d, float(by_position[position])
+    share, gaussian = m.dimension / d, 2 / m.dimension  # relative variance of the squared norms of Gaussian tokens
+    variance, dimensions = m.variance / traces, share / by_position
+    worst_share = share[np.argmax(np.abs(np.log(dimensions)))]
     count = n * d * float(by_position.min())  # independent numbers of a position, about
-    variance = float((ratios := m.variance / traces)[np.argmax(np.abs(np.log(ratios)))])
-    mean, correlation = float(m.mean.max()), float(m.correlation.flat[np.argmax(np.abs(m.correlation))])
-    # A Gaussian token of so many effective dimensions has squared norms of this relative variance.
-    position = int(np.argmax(m.norms - 2 / m.dimension))
-    norms, law_norms = float(m.norms[position]), float(2 / m.dimension[position])
-    position = int(np.argmax(m.kurtosis * m.dimension))
-    kurtosis, law_kurtosis = float(m.kurtosis[position]), float(3 * d / m.dimension[position])
-    vocabulary, repeated = _vocabulary(data, m.projections)
-    return Diagnosis(
-        variance=Finding(
-            variance,
-            1.0,
-            abs(variance - 1) > max(0.05, _BARS * (2 / count) ** 0.5),
-            "theory and data are of one setting if this is one: give the model the variance of the data",
-        ),
-        mean=Finding(
-            mean,
+    words, repeated = _vocabulary(data, m.projections)
+    # Values (one number, or one for each position, pair or law), values under the law of the model, what makes the
+    # worst value, which is shown, the largest one, and whether a value differs by more than chance and enough to change
+    # losses.
+    rows = {
+        "variance": (variance, 1.0, abs(np.log(variance)), abs(variance - 1) > max(0.05, _BARS * (2 / count) ** 0.5)),
+        "mean": (m.mean, 0.0, m.mean, m.mean > max(0.01, (1 + _BARS * (2 / d) ** 0.5) / n)),
+        "dimension": (share, by_position, abs(np.log(dimensions)), abs(dimensions - 1) > 0.1),
+        "correlation": (
+            m.correlation,
             0.0,
-            mean > max(0.01, (1 + _BARS * (2 / d) ** 0.5) / n),
-            "a mean acts like an encoding: subtract it, or give it as encodings or as the mean of a class",
+            abs(m.correlation),
+            abs(m.correlation) > max(0.02, _BARS / (n * d * worst_share) ** 0.5),
         ),
-        dimension=Finding(
-            dimension,
-            law_dimension,
-            abs(dimension / law_dimension - 1) > 0.1,
-            "variances of directions enter the theory: rotate to the eigenvectors, and give gamma and a SpectralLaw",
+        "norms": (
+            m.norms,
+            gaussian,
+            m.norms - gaussian,
+            m.norms - gaussian > np.maximum(0.05, _BARS * gaussian * (2 / n) ** 0.5),
         ),
-        correlation=Finding(
-            correlation,
-            0.0,
-            abs(correlation) > max(0.02, _BARS / (n * d * dimension) ** 0.5),
-            "the theory takes tokens as independent, or as independent given their classes: see SpectralLaw.of_classes",
-        ),
-        norms=Finding(
-            norms,
-            law_norms,
-            norms - law_norms > max(0.05, _BARS * law_norms * (2 / n) ** 0.5),
-            "at .43 losses fall by 4 % (semantic) and 11 % (positional): classes of several variances model this",
-        ),
-        kurtosis=Finding(
-            kurtosis,
-            law_kurtosis,
-            kurtosis > 5 * law_kurtosis,
-            "at 60 (one entry in 20 is not zero) losses fall by 2 % and 4 %: no theory here; 1 to 9 change 1 %",
-        ),
-        vocabulary=Finding(
-            vocabulary / d,
-            np.inf,
-            repeated > 0.01 and vocabulary < 50 * d,
-            "with 10 d words the semantic loss falls by 2 %, with 2 d by 13 % (positional 6 %): no theory here",
-        ),
-    )
+        "kurtosis": (m.kurtosis, 3 * d / m.dimension, m.kurtosis * m.dimension, m.kurtosis > 15 * d / m.dimension),
+        "vocabulary": (words / d, np.inf, 0.0, repeated > 0.01 and words < 50 * d),
+    }
+    findings = {}
+    for name, columns in rows.items():
+        values, expected, deviation, differs = np.broadcast_arrays(*columns)
+        k = int(np.argmax(deviation))
+        findings[name] = Finding(float(values.flat[k]), float(expected.flat[k]), bool(differs.flat[k]), _TEXTS[name])
+    return Diagnosis(**findings)
+
+
+# What follows if the data do not have a property.
+_TEXTS = {
+    "variance": "theory and data are of one setting if this is one: give the model the variance of the data",
+    "mean": "a mean acts like an encoding: subtract it, or give it as encodings or as the mean of a class",
+    "dimension": "variances of directions enter the theory: rotate to the eigenvectors, and give gamma and a "
+    "SpectralLaw",
+    "correlation": "the theory takes tokens as independent, or as independent given their classes: see "
+    "SpectralLaw.of_classes",
+    "norms": "at .43 losses fall by 4 % (semantic) and 11 % (positional): classes of several variances model this",
+    "kurtosis": "at 60 (one entry in 20 is not zero) losses fall by 2 % and 4 %: no theory here; 1 to 9 change 1 %",
+    "vocabulary": "with 10 d words the semantic loss falls by 2 %, with 2 d by 13 % (positional 6 %): no theory here",
+}
 
 
 class _Moments(NamedTuple):

@@ -1,4 +1,4 @@
-"""Measurements on sentences: their losses, the test error of an estimate, the best linear attention.
+"""Estimates of the student on sentences: their losses and test errors; the best linear attention.
 
 # notation: as in `data`. d dimension, n sentences, L tokens, r and t ranks of student and teacher, Q (d, r) an estimate
 # of the teacher Q* (d, t); f is the student's prediction for the exact labels y, both (L, d) for a sentence. The inputs
@@ -7,11 +7,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Real
 
 from ..averages.moreau import loss_at_nodes
 from ..base.arrays import AnyArray, Number, precise
@@ -26,15 +30,69 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.nodewise import nodewise
-from ..base.report import Average, Description, Printed, entries
+from ..base.report import Average, Description, Printed, Result, Status, by_token, entries, rows_of
 from ..model.checks import check_provides
-from ..model.model import Model
-from .data import Data, Labels, Population, Sample, map_kinds
-from .estimate import check_estimate
+from ..model.model import Model, over_kinds
+from ..model.overlaps import Overlaps
+from .data import Data, Labels, Population, Sample
+from .diagnosis import check_estimate
 from .products import covariances, student_fields
-from .sampling import draw_classes, draw_sentences, noise_fields, raw_labels
+from .sampling import draw_classes, draw_sentences, noise_fields
 
 _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 4 MB in float64
+
+
+class Estimate(Result):
+    """Weights at the end of a run on data, with the fields that message passing and training have in common."""
+
+    batch_probe = "iterations", 0
+    TITLE: ClassVar[str] = "Q"
+    NUMBERS: ClassVar[tuple[str, ...]] = ("train_loss", "gradient_norm")  # shown beside the overlaps
+    Q: Float[Array, "d r"]
+    overlaps: Overlaps
+    iterations: Int[Array, ""]
+    status: Int[Array, ""]
+
+    @property
+    def ok(self) -> Bool[Any, "*batch"]:
+        """Whether the run converged: to a fixed point of message passing, or a critical point of the risk."""
+        return self.status == Status.converged
+
+    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
+        """Return the known numbers by name. Weights of training have no V; without a teacher there is no theta."""
+        numbers = {**vars(self.overlaps), **{name: getattr(self, name) for name in self.NUMBERS}}
+        return {name: a for name, a in numbers.items() if a is not None and not np.all(np.isnan(a))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, iterations and status, as JSON if all numbers are finite.
+
+        Arrays are written as in `FixedPoint.to_dict`.
+        """
+        numbers = {name: (by_token(a)[0] if a.ndim else a).tolist() for name, a in self._numbers().items()}
+        return {**numbers, "iterations": int(self.iterations), "status": self.status_name}
+
+    def describe(self) -> Description:
+        d, r = self.Q.shape
+        title = f"{self.TITLE} of shape ({d}, {r}) after {self.iterations} iterations"
+        unknown = bool(np.all(np.isnan(self.overlaps.theta))) and bool(np.all(np.isfinite(self.Q)))
+        details = [("theta", "", "not known without the teacher")] if unknown else []
+        return Description(title, self.status_name, rows_of(self._numbers()), details)
+
+
+def kind_mask(model: Model, classes: Int[Array, "n L"] | None) -> Bool[Array, " n"] | float:
+    """Return a mask of the sentences of the kind that `model` is conditioned on; 1.0 if there is one kind only.
+
+    The classes of its tokens determine the kind of a sentence.
+    """
+    indicator = model.sentence.indicator
+    return 1.0 if indicator is None or classes is None else jnp.all(classes == jnp.argmax(indicator, 1), 1)
+
+
+def map_kinds(
+    model: Model, classes: Int[Array, "n L"] | None, fn: Callable[[Model], Float[Array, "*value n"]]
+) -> Float[Array, "*value n"]:
+    """Evaluate `fn`, a function of all sentences, for each sentence with the model conditioned on its kind."""
+    return over_kinds(model, lambda model: jnp.where(kind_mask(model, classes), fn(model), 0.0))
 
 
 @nodewise
@@ -206,7 +264,7 @@ def heldout_error(
         sentences: number of fresh sentences; above 256 it is rounded up to a multiple of 256.
         exact: whether to average the squared error ``||y - f||_F^2 / (2 d)`` of fully drawn sentences instead of the
             model's `loss`. The `loss` needs the local fields only, which are drawn from their exact Gaussian law.
-        W: value matrix, from `train_value`; it implies ``exact=True``.
+        W: value matrix, from ``train(..., value=...)``; it implies ``exact=True``.
 
     Raises:
         InputError: if `Q` or `W` has the wrong shape, `sentences` is below two, or the model lacks `target` or
@@ -275,7 +333,7 @@ def _heldout(
         if exact:
             data = draw_sentences(model, teacher, population, block, key)
             if W is not None:
-                data = with_value(data, raw_labels(model, data), W)
+                data = with_value(data, data.raw_labels(model), W)
             return sentence_losses(model, data, student_fields(data.x, Q), exact=True)
         normal = jax.random.normal(key, (L, pair.shape[1], block), Q.dtype)
         classes = draw_classes(model, block, key)

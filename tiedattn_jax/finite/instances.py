@@ -19,13 +19,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from ..averages.recipes import default_nodes
 from ..averages.rules import SIZES, Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.report import Description, Result, Row, Status, error_bar
+from ..base.report import Average, Description, Result, Row, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -36,7 +36,6 @@ from .evaluation import heldout_error
 from .message_passing import GAMP
 from .sampling import realised, sample_data, sentence_count
 from .training import Training, train
-from .value import ValueTraining
 
 _FINISH_STEPS = 1000
 NEITHER, UNSETTLED = "neither", "unsettled"  # names for a run that ends on no branch, or that does not settle
@@ -108,43 +107,87 @@ def _compared(point: FixedPoint) -> tuple[Compared, Compared]:
     return values, bars
 
 
-class Instances(Result):
-    """Results of K instances, with the theory at the teacher of each.
+class Instance(eqx.Module):
+    """One run, with the theory at the teacher that was drawn for it: a row of `Instances`.
 
     Attributes:
-        simulation: quantities of the instances. V is NaN after training, and after message passing without convergence.
-        theory: quantities of the theory at each instance's realised rho, on the branch that the instance ended in; NaN
-            if the instance ended on neither branch or is unsettled, if the theory has no such state, or if the theory
-            was not solved.
+        simulation: quantities of the run. V is NaN after training, and after message passing without convergence.
+        theory: quantities of the theory at the realised rho, on the branch that the run ended in; NaN if the run ended
+            on neither branch or is unsettled, if the theory has no such state, or if the theory was not solved.
         theory_stderr: error bars of `theory`, from its averages.
-        branch: the branch that each instance ended in: "positional" or "semantic"; "neither", if the distance to
-            both is above `FAR`; or "unsettled", if neither message passing nor L-BFGS after it converged, or training
-            diverged. If the theory was not solved or failed, the larger of the two overlaps names the branch.
-        distance: distance to the theory on both branches of `PAIR`, see `distance`. NaN for a branch that was
-            not solved: the branch of the smaller overlap is solved only if the instance is not on the other one.
+        branch: the branch that the run ended in: "positional" or "semantic"; "neither", if the distance to both is
+            above `FAR`; or "unsettled", if neither message passing nor L-BFGS after it converged, or training diverged.
+            If the theory was not solved or failed, the larger of the two overlaps names the branch.
+        distance: distance to the theory on both branches of `PAIR`, see `distance`. NaN for a branch that was not
+            solved: the branch of the smaller overlap is solved only if the run is not on the other one.
         rho: realised ``tr(Q*^T Sigma Q*) / d``, mean over the tokens.
-        status: `Status` of every run; that of message passing if L-BFGS after it did not converge either.
+        status: `Status` of the run; that of message passing if L-BFGS after it did not converge either.
         finished: whether L-BFGS after message passing was needed to reach a critical point.
         gradient_norm: largest entry of the gradient of the empirical risk.
         iterations: iterations of message passing or of the optimiser, without those of L-BFGS afterwards.
-        theory_status: `Status` of the theory: the worse one of both branches for an instance on neither;
-            `absent` if the theory was not solved.
-        points: the K fixed points behind `theory`, None for an instance that is on neither branch or unsettled; empty
-            if the theory was not solved.
+        theory_status: `Status` of the theory: the worse one of both branches for a run on neither; `absent` if the
+            theory was not solved.
+        point: the fixed point behind `theory`, None for a run that is on neither branch or unsettled.
     """
 
     simulation: Compared
     theory: Compared
     theory_stderr: Compared
-    branch: Shaped[np.ndarray, " K"]
-    distance: Float[np.ndarray, "K 2"]
-    rho: Float[np.ndarray, " K"]
-    status: Int[np.ndarray, " K"]
-    finished: Bool[np.ndarray, " K"]
-    gradient_norm: Float[np.ndarray, " K"]
-    iterations: Int[np.ndarray, " K"]
-    theory_status: Int[np.ndarray, " K"]
-    points: list[FixedPoint | None]
+    branch: str
+    distance: Float[np.ndarray, "2"]
+    rho: float
+    status: int
+    finished: bool
+    gradient_norm: float
+    iterations: int
+    theory_status: int
+    point: FixedPoint | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the run counts in means: all but the unsettled do. Training may have run out of steps."""
+        return self.branch != UNSETTLED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the quantities of the run and its theory, as JSON."""
+        return {
+            **{name: float(getattr(self.simulation, name)) for name in NAMES},
+            **{name: getattr(self, name) for name in ("branch", "rho", "gradient_norm", "iterations")},
+            "finished_by_lbfgs": self.finished,
+            "status": Status.name_of(self.status),
+            "distance": dict(zip(PAIR, self.distance.tolist(), strict=True)),
+            **({"theory": self.point.to_dict()} if self.point else {}),
+        }
+
+
+class _Column:
+    """Descriptor of a field of all rows of `Instances`: an array (K, ...), or a tree of such arrays."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, table: Instances, owner: type) -> Any:
+        return jax.tree.map(lambda *a: np.array(a), *(getattr(row, self.name) for row in table.rows))
+
+
+class Instances(Result):
+    """A table of instances, one row for each key. Every field of an `Instance` is also a column, an array (K, ...).
+
+    Attributes:
+        rows: the instances.
+        with_theory: whether the theory was solved.
+    """
+
+    rows: list[Instance]
+    with_theory: bool
+
+    simulation, theory, theory_stderr, branch, distance, rho = (_Column() for _ in range(6))
+    status, finished, gradient_norm, iterations, theory_status = (_Column() for _ in range(5))
+
+    @property
+    def points(self) -> list[FixedPoint | None]:
+        """The fixed points behind `theory`, None where there is none; empty if the theory was not solved."""
+        return [row.point for row in self.rows] if self.with_theory else []
 
     @property
     def ok(self) -> Bool[np.ndarray, " K"]:
@@ -153,13 +196,16 @@ class Instances(Result):
 
     @property
     def usable(self) -> Bool[np.ndarray, " K"]:
-        """Whether each instance counts in means: all but the unsettled. Training may have run out of steps."""
-        return self.branch != UNSETTLED
+        """Whether each instance counts in means; see `Instance.usable`."""
+        return np.array([row.usable for row in self.rows])
 
     @property
     def groups(self) -> dict[str, int]:
         """Number of instances by the branch that they ended in."""
-        return {str(name): int(count) for name, count in zip(*np.unique(self.branch, return_counts=True), strict=True)}
+        return {name: len(self._of(name)) for name in sorted({row.branch for row in self.rows})}
+
+    def _of(self, branch: str) -> list[Instance]:
+        return [row for row in self.rows if row.branch == branch]
 
     def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
         """Return simulation, theory, their difference and its error bar for every quantity, by name.
@@ -167,13 +213,14 @@ class Instances(Result):
         All are means over the instances that ended in this branch and for which the theory has a state there. The error
         bar combines that of the mean difference over the instances with that of the theory.
         """
-        selected = (self.branch == branch) & (self.theory_status <= Status.stalled)
+        solved = [row for row in self._of(branch) if row.theory_status <= Status.stalled]
         differences = {}
         for name in NAMES:
-            rows = np.stack([getattr(n, name) for n in (self.simulation, self.theory, self.theory_stderr)])[:, selected]
-            rows = rows[:, np.isfinite(rows[0])]
-            scatter = error_bar(rows[0] - rows[1]) if rows.shape[1] > 1 else np.nan
-            simulation, theory, bar = np.mean(rows, 1) if rows.size else [np.nan] * 3  # all instances share the nodes
+            columns = [[getattr(n, name) for n in (row.simulation, row.theory, row.theory_stderr)] for row in solved]
+            values = np.reshape(np.array(columns, float), (-1, 3)).T
+            values = values[:, np.isfinite(values[0])]
+            scatter = error_bar(values[0] - values[1]) if values.shape[1] > 1 else np.nan
+            simulation, theory, bar = np.mean(values, 1) if values.size else [np.nan] * 3  # all share the nodes
             differences[name] = tuple(map(float, (simulation, theory, simulation - theory, np.hypot(scatter, bar))))
         return differences
 
@@ -184,21 +231,9 @@ class Instances(Result):
         branch and their means. Means of the theory are over the instances for which it has a state; its status is the
         worst of them.
         """
-        points = [point.to_dict() if point else None for point in self.points]
-        means = {name: self._means(name, points) for name in self.groups}
+        means = {name: _means(self._of(name)) for name in self.groups}
         branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
         blank = dict.fromkeys(NAMES)
-        instances = [
-            {
-                **{name: float(getattr(self.simulation, name)[k]) for name in NAMES},
-                **{name: getattr(self, name)[k].item() for name in ("branch", "rho", "gradient_norm", "iterations")},
-                "finished_by_lbfgs": bool(self.finished[k]),
-                "status": Status.name_of(self.status[k]),
-                "distance": dict(zip(PAIR, self.distance[k].tolist(), strict=True)),
-                **({"theory": points[k]} if points and points[k] else {}),
-            }
-            for k in range(len(self.status))
-        ]
         return {
             "branch": branches[0] if len(branches) == 1 else "several",
             **(means[branches[0]] if len(branches) == 1 else {**blank, "stderr": blank}),
@@ -207,20 +242,7 @@ class Instances(Result):
             "rho": float(np.mean(self.rho)),
             "status": Status.name_of(self.status.max()),
             "groups": {name: {"instances": count, **means[name]} for name, count in self.groups.items()},
-            "instances": instances,
-        }
-
-    def _means(self, name: str, points: list[dict | None]) -> dict[str, Any]:
-        """Return means and error bars over the usable instances of a group, and the mean of their theory."""
-        in_group = self.branch == name
-        numbers = {key: np.asarray(getattr(self.simulation, key))[in_group & self.usable] for key in NAMES}
-        solved = in_group & (self.theory_status <= Status.stalled)
-        theory = [p for k, p in enumerate(points) if p and in_group[k] and (solved[k] or not solved.any())]
-        worst = Status.name_of(self.theory_status[in_group].max())
-        return {
-            **{key: float(np.mean(a)) if a.size else None for key, a in numbers.items()},
-            "stderr": {key: float(error_bar(a)) if a.size > 1 else None for key, a in numbers.items()},
-            **({"theory": {**_mean_record(theory), "status": worst}} if theory else {}),
+            "instances": [row.to_dict() for row in self.rows],
         }
 
     def plot(self, ax: Any = None) -> Any:
@@ -240,17 +262,15 @@ class Instances(Result):
     def describe(self) -> Description:
         tables = []
         for branch, count in self.groups.items():
-            in_group = self.branch == branch
-            head = (
-                f"{branch}: {count} of {in_group.size} instances, {(in_group & self.ok).sum()} at a critical point"
-                f" ({(in_group & self.finished).sum()} finished by L-BFGS)"
-            )
-            has_theory = bool(self.points) and branch != NEITHER
-            tables.append((head, self._rows(branch) if has_theory else self._rows_alone(branch)))
+            on_branch = self.branch == branch
+            head = f"{branch}: {count} of {len(self.rows)} instances, {(on_branch & self.ok).sum()} at a critical point"
+            head += f" ({(on_branch & self.finished).sum()} finished by L-BFGS)"
+            has_theory = self.with_theory and branch != NEITHER
+            tables.append((head, self._beside_theory(branch) if has_theory else self._alone(branch)))
         status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
-        return Description(f"{len(self.status)} instances", status, tables=tables)
+        return Description(f"{len(self.rows)} instances", status, tables=tables)
 
-    def _rows(self, branch: str) -> list[Row]:
+    def _beside_theory(self, branch: str) -> list[Row]:
         rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
         for name, (simulation, theory, gap, bar) in self.difference(branch).items():
             if np.isfinite(simulation):
@@ -259,18 +279,30 @@ class Instances(Result):
                 rows.append((name, f"{simulation:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
         return rows if len(rows) > 1 else []
 
-    def _rows_alone(self, branch: str) -> list[Row]:
+    def _alone(self, branch: str) -> list[Row]:
         """Return rows with the quantities of the instances without theory, and their distance to either branch."""
-        in_group = self.usable & (self.branch == branch)
         rows: list[Row] = [("", "simulation", "lowest", "highest")]
-        columns = {name: np.asarray(getattr(self.simulation, name)) for name in NAMES}
+        columns = {name: getattr(self.simulation, name) for name in NAMES}
         columns |= {f"distance, {name}": distances for name, distances in zip(PAIR, self.distance.T, strict=True)}
         for name, values in columns.items():
-            finite = values[in_group & ~np.isnan(values)]
-            if finite.size:
+            known = values[self.usable & (self.branch == branch) & ~np.isnan(values)]
+            if known.size:
                 digits = ".2g" if name.startswith("distance") else ".6g"
-                rows.append((name, *(f"{f(finite):{digits}}" for f in (np.mean, np.min, np.max))))
+                rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
         return rows
+
+
+def _means(rows: list[Instance]) -> dict[str, Any]:
+    """Return means and error bars over the usable instances of a group, and the mean of their theory."""
+    numbers = {name: np.array([getattr(row.simulation, name) for row in rows if row.usable]) for name in NAMES}
+    solved = [row for row in rows if row.theory_status <= Status.stalled]
+    theory = [row.point.to_dict() for row in solved or rows if row.point]
+    worst = Status.name_of(max(row.theory_status for row in rows))
+    return {
+        **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
+        "stderr": {name: float(error_bar(a)) if a.size > 1 else None for name, a in numbers.items()},
+        **({"theory": {**_mean_record(theory), "status": worst}} if theory else {}),
+    }
 
 
 def _mean_record(objects: list[Any]) -> Any:
@@ -330,67 +362,54 @@ def run_instances(
     require_takes(run, "run", ("data", "key"))
     nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
 
-    sample = partial(_outcome, model, d, alpha, run, sentences, normalise, theory)
-    outcomes, endings = [], []
+    def outcome_of(key: PRNGKeyArray) -> dict[str, Any]:
+        """Draw, run, finish if needed and measure one instance."""
+        key_data, key_run, key_test = jax.random.split(key, 3)
+        data = sample_data(model, d, alpha, key_data, normalise=normalise)
+        result = run(data, key_run)
+        W = result.W if isinstance(result, Training) else None
+        if W is not None and theory:
+            raise InputError("theory", "must be False for a value matrix, of which there is none, got theory=True")
+        return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
+
+    rows = []
     progress(0, len(keys))
     for k in range(0, len(keys), batch):
-        lanes = jax.vmap(sample)(keys[k : k + batch]) if batch > 1 else jax.tree.map(lambda a: a[None], sample(keys[k]))
-        outcomes.append(jax.device_get(lanes))
-        for outcome in unstacked(outcomes[-1], len(outcomes[-1]["rho"])):
+        part = keys[k : k + batch]
+        lanes = jax.vmap(outcome_of)(part) if batch > 1 else jax.tree.map(lambda a: a[None], outcome_of(part[0]))
+        for outcome in unstacked(jax.device_get(lanes), len(lanes["gram"])):
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
-            endings.append(_ending(outcome, d, partial(_solution, realised_model, alpha, nodes) if theory else None))
+            rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, nodes) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
-    return _gathered(jax.tree.map(lambda *a: np.concatenate(a), *outcomes), endings, theory)
+    return Instances(rows, theory)
 
 
 def _outcome(
-    model: Model,
-    d: int,
-    alpha: float,
-    run: Callable[[Data, PRNGKeyArray], GAMP | Training],
-    sentences: int,
-    normalise: bool,
-    theory: bool,
-    key: PRNGKeyArray,
+    model: Model, data: Data, result: GAMP | Training, test_error: Callable[[Model, Data, Array], Average]
 ) -> dict[str, Any]:
-    """Draw, run, finish if needed and measure one instance: fields of `Instances`, and the inputs of the theory."""
-    key_data, key_run, key_test = jax.random.split(key, 3)
-    data = sample_data(model, d, alpha, key_data, normalise=normalise)
-    result = run(data, key_run)
-    W = result.W if isinstance(result, ValueTraining) else None
-    if W is not None and theory:
-        raise InputError("theory", "must be False for a value matrix, of which there is none, got theory=True")
-    end, status, finished = _finished(model, data, result)
+    """Finish message passing by L-BFGS, and measure: fields of `Instance`, and the inputs of the theory."""
+    end, status, finished = result, result.status, jnp.zeros((), bool)
+    if isinstance(result, GAMP) and model.penalty is None:
+        # L-BFGS takes no step if it starts at a critical point.
+        tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
+        end = train(model, data, result.Q, optimizer="lbfgs", steps=_FINISH_STEPS, tol=tol)
+        status = jnp.where(end.ok | result.ok, end.status, result.status)
+        finished = end.ok & (end.iterations > 0)
     V = jnp.where(result.ok, result.overlaps.V, jnp.nan)  # V means the response only at a fixed point
     x = eqx.tree_at(lambda o: o.V, end.overlaps, V)
     semantic, positional = magnitudes(realised(model, data), x)
-    test = heldout_error(model, data, end.Q, key_test, sentences=sentences, W=W)
-    return {
-        "simulation": Compared.of(end.train_loss, jnp.asarray(test.value), x),
+    measured = {
+        "simulation": Compared.of(end.train_loss, jnp.asarray(test_error(model, data, end.Q).value), x),
         "rho": jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)),
         "status": status,
-        # Training that ran out of steps has come closer to a minimum and counts; message passing without a fixed point
-        # need not be close to anything.
-        "settled": end.ok | result.ok if isinstance(result, GAMP) else status <= Status.max_steps,
         "finished": finished,
         "gradient_norm": end.gradient_norm,
         "iterations": result.iterations,
-        "gram": data.teacher_gram,
-        "positional": positional > semantic,
     }
-
-
-def _finished(
-    model: Model, data: Data, result: GAMP | Training
-) -> tuple[GAMP | Training, Int[Array, ""], Bool[Array, ""]]:
-    """Finish message passing by L-BFGS. Return the end, its status, and whether L-BFGS reached a critical point."""
-    if not isinstance(result, GAMP) or model.penalty is not None:
-        return result, result.status, jnp.zeros((), bool)
-    # L-BFGS takes no step if it starts at a critical point.
-    tol = 1e-10 if data.x.dtype == jnp.float64 else 1e-5
-    end = train(model, data, result.Q, optimizer="lbfgs", steps=_FINISH_STEPS, tol=tol)
-    status = jnp.where(end.ok | result.ok, end.status, result.status)
-    return end, status, end.ok & (end.iterations > 0)
+    # Training that ran out of steps has come closer to a minimum and counts; message passing without a fixed point need
+    # not be close to anything.
+    settled = end.ok | result.ok if isinstance(result, GAMP) else status <= Status.max_steps
+    return {"measured": measured, "settled": settled, "gram": data.teacher_gram, "positional": positional > semantic}
 
 
 def _solution(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
@@ -401,44 +420,35 @@ def _solution(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoin
     return replace(solve(model, alpha, None, nodes, start=point), branch=branch)
 
 
-_Ending = tuple[str, list[float], FixedPoint | None, int]
-
-
-def _ending(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None) -> _Ending:
+def _instance(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoint] | None) -> Instance:
     """Name the branch that one instance ended in, by its distance to the theory on the branches if that is solved.
 
     Args:
         theory: function that solves a branch, by its name; None to solve no theory.
-
-    Returns:
-        `branch`, `distance`, the entry of `points` and `theory_status` of `Instances`.
     """
-    first = "positional" if outcome["positional"] else "semantic"
-    distances, status = dict.fromkeys(PAIR, np.nan), int(Status.converged)
+    measured, first = outcome["measured"], "positional" if outcome["positional"] else "semantic"
+    distances = dict.fromkeys(PAIR, np.nan)
+
+    def ended(branch: str, point: FixedPoint | None, status: int | Int[Array, ""]) -> Instance:
+        blank = Compared(*[np.array(np.nan)] * len(NAMES))
+        predicted, bars = jax.tree.map(np.asarray, _compared(point)) if point else (blank, blank)
+        return Instance(
+            theory=predicted,
+            theory_stderr=bars,
+            branch=branch,
+            distance=np.array([*distances.values()]),
+            theory_status=int(status),
+            point=point,
+            simulation=measured["simulation"],
+            **{name: a.item() for name, a in measured.items() if name != "simulation"},
+        )
+
     if theory is None or not outcome["settled"]:
-        return first if outcome["settled"] else UNSETTLED, [*distances.values()], None, int(Status.absent)
+        return ended(first if outcome["settled"] else UNSETTLED, None, Status.absent)
+    worst = int(Status.converged)
     for branch in (first, *(b for b in PAIR if b != first)):
         point = theory(branch)
-        distances[branch], status = distance(outcome["simulation"], d, point), max(status, int(point.status))
+        distances[branch], worst = distance(measured["simulation"], d, point), max(worst, int(point.status))
         if distances[branch] <= FAR or (branch == first and np.isnan(distances[branch])):
-            return branch, [*distances.values()], point, int(point.status)
-    return NEITHER, [*distances.values()], None, status
-
-
-def _gathered(runs: dict[str, Any], endings: list[_Ending], theory: bool) -> Instances:
-    """Collect the outcomes of K runs, arrays with a leading axis K, and the K results of `_ending` in `Instances`."""
-    branch, distances, points, status = zip(*endings, strict=True)
-    for key in ("positional", "gram", "settled"):
-        del runs[key]
-    blank = Compared(*[jnp.full((), jnp.nan)] * len(NAMES))
-    pairs = [_compared(point) if point else (blank, blank) for point in points]
-    predicted, bars = (jax.tree.map(lambda *a: np.array(a, float), *trees) for trees in zip(*pairs, strict=True))
-    return Instances(
-        theory=predicted,
-        theory_stderr=bars,
-        branch=np.array(branch),
-        distance=np.array(distances),
-        theory_status=np.array(status),
-        points=list(points) if theory else [],
-        **runs,
-    )
+            return ended(branch, point, point.status)
+    return ended(NEITHER, None, worst)

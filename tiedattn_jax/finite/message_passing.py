@@ -1,60 +1,52 @@
-"""Generalised approximate message passing (Algorithm 1) on the rows of a data matrix.
+"""Generalised approximate message passing (GAMP, Algorithm 1), and the posterior mean of the Bayes-optimal learner.
 
-# notation: Q (d, r) the estimate, the paper's w, C its variance, V_l the responses,
-# g_l = V_l^{-1} (prox(h_l) - h_l) the messages.
+# notation: as in `channels`. Q (d, r) the estimate, the paper's w, C its variance, V_l the responses, g_l the messages
 
-The algorithm uses the same `loss` and the same `prox` as the theory. At a fixed point ``g`` is minus the gradient of
-the loss with respect to the fields, and ``lambda Q = sum_l X_l^T g_l``. The fixed points are therefore exactly the
-critical points of the empirical risk. State evolution predicts their V and overlaps for large d.
+Both are one loop. `gamp` runs it with the proximal operator of the loss and the ridge, `posterior_mean` with the score
+of the labels and the Gaussian prior of the teacher. `channels` has the step.
+
+`gamp` uses the same `loss` and the same `prox` as the theory. At a fixed point ``g`` is minus the gradient of the loss
+with respect to the fields, and ``lambda Q = sum_l X_l^T g_l``. The fixed points are therefore exactly the critical
+points of the empirical risk. State evolution predicts their V and overlaps for large d.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
-from ..averages.minima import descend
-from ..averages.moreau import gradient_at_nodes
-from ..averages.prox import prox, prox_jacobian
-from ..base.arrays import (
-    AnyArray,
-    Number,
-    apply,
-    either,
-    indexed,
-    inner_products,
-    inverse,
-    positive_definite,
-    precise,
-    solve,
+from ..base.arrays import AnyArray, Number, either, indexed, precise
+from ..base.errors import (
+    INT32,
+    InputError,
+    is_concrete,
+    require_choice,
+    require_count,
+    require_key,
+    require_memory,
+    require_number,
+    require_positive,
+    shaped_array,
 )
-from ..base.errors import require_choice, require_count, require_memory, require_number, require_positive, shaped_array
 from ..base.report import Status
-from ..model.model import Model, over_kinds
-from ..model.overlaps import Overlaps, symmetric
-from ..model.penalties import minimiser_and_response
-from .data import Sample, kind_mask, map_kinds
-from .estimate import Estimate, check_estimate
-from .evaluation import sentence_losses
+from ..bayes.fixed_points import check_bayes
+from ..model.model import Model
+from ..model.overlaps import Overlaps
+from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step
+from .data import Data, Sample
+from .diagnosis import check_estimate, check_fit
+from .evaluation import Estimate
 from .sampling import start
 from .training import gradient_norm, risk_and_gradient
 
-# Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
-# A sentence near the surface where the minimiser jumps could otherwise alternate between two wells for ever. On the
-# positional branch at d = 1000, alpha = 2, about one sentence in a thousand does, which keeps the residual at 1e-2 to
-# 1e-1.
-# After these steps each sentence descends to the bottom of its well in every step. Of 40 runs at d = 500 and 1000 (both
-# branches, alpha from 1 to 2) 37 settle and none diverges. With one unguarded step of Newton's method in its place, 33
-# settle, 6 diverge, and one stops at a point that is not critical.
-_BURN_IN = 20
+_START_SCALE = 0.1  # standard deviation of the entries of a random start of the posterior mean
 _RISES = 3  # so many rises of the residual in a row mean an instability; one rise is a sentence that changes wells
-_COLLINEAR = 10  # first steps take derivatives: fields of the student may be multiples of the teacher's (singular fit)
 # Constants of the automatic damping. Without damping the eigenvalues reach -5.5 on the positional branch at alpha = 2;
 # there a share above .3 must fail, and in the first steps it leads away from the branch. The share starts lower and
 # grows slowly until it finds the largest value that works. The floor is needed because an order parameter that grows
@@ -66,29 +58,12 @@ _MIN_DAMPING = 0.003
 _RECOVERY = 1.03
 
 
-class GAMP(Estimate):
-    """The last state of a run of GAMP, and its history.
+class MessagePassing(Estimate):
+    """The last state of a run of message passing, and its history: the fields of `GAMP` and `PosteriorMean`."""
 
-    Attributes:
-        Q: estimate.
-        overlaps: order parameters of the estimate on this instance.
-        train_loss: empirical risk / d at `Q`.
-        gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
-            gradient.
-        iterations: number of steps taken.
-        status: a `Status`, as an integer.
-        residual: undamped relative change of Q, C and g in the last step.
-        damping: share of the new state for the next step.
-        C: variance of the estimate; of size 1 along d if all coordinates have one variance and there is no penalty.
-        g: messages of the sentences.
-        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
-        residuals: residual of every step; NaN after the last one.
-    """
-
-    residual: Float[Array, ""]
-    damping: Float[Array, ""]
     C: Float[Array, "#d r r"]
     g: Float[Array, "L r n"]
+    residual: Float[Array, ""]
     history: Overlaps
     residuals: Float[Array, " steps"]
 
@@ -107,27 +82,61 @@ class GAMP(Estimate):
         return gamp_figure({"message passing": self}, ax=ax)
 
 
-class _State(eqx.Module):
-    Q: Float[Array, "d r"]
-    C: Float[Array, "#d r r"]
-    g: Float[Array, "L r n"]
-    z: Float[Array, "L r n"]  # minimisers of the last step, the starts of the next search
+class GAMP(MessagePassing):
+    """The last state of a run of `gamp`, and its history.
 
-    def finite(self) -> Bool[Array, ""]:
-        return jnp.all(jnp.isfinite(self.Q)) & jnp.all(jnp.isfinite(self.C)) & jnp.all(jnp.isfinite(self.g))
+    Attributes:
+        Q: estimate.
+        overlaps: order parameters of the estimate on this instance.
+        train_loss: empirical risk / d at `Q`.
+        gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
+            gradient.
+        iterations: number of steps taken.
+        status: a `Status`, as an integer.
+        residual: undamped relative change of Q, C and g in the last step.
+        damping: share of the new state for the next step.
+        C: variance of the estimate; of size 1 along d if all coordinates have one variance and there is no penalty.
+        g: messages of the sentences.
+        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
+        residuals: residual of every step; NaN after the last one.
+    """
 
-    def positive(self, model: Model) -> Bool[Array, ""]:
-        """Return whether the variances are positive definite; a weight that a penalty holds at zero may have none."""
-        if model.penalty is not None:
-            variances = jnp.diagonal(self.C, axis1=1, axis2=2)
-            return jnp.all(variances >= 0) & jnp.any(variances > 0)
-        return positive_definite(self.C)
+    train_loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    damping: Float[Array, ""]
 
-    def distance(self, other: _State) -> Float[Array, ""]:
-        """Return the largest change of Q, C and g from this state to another one, relative to this one."""
-        pairs = ((self.Q, other.Q), (self.C, other.C), (self.g, other.g))
-        tiny = jnp.finfo(self.Q.dtype).tiny
-        return jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
+
+class PosteriorMean(MessagePassing):
+    """The estimate of the teacher by message passing of the Bayes-optimal learner.
+
+    Attributes:
+        Q: estimate of the mean of the posterior, (d, t). If the labels do not fix the sign of the teacher, or a
+            rotation of its columns, those of the estimate are arbitrary.
+        C: posterior variance of the rows of the teacher, (d, t, t), or (1, t, t) if it is the same for all rows.
+        g: scores of the labels.
+        overlaps: order parameters of the estimate on this instance; V is the posterior variance of the fields.
+        iterations: number of steps taken.
+        residual: relative change of Q in the last step.
+        status: a `Status`, as an integer.
+        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
+        residuals: residual of every step; NaN after the last one.
+    """
+
+    TITLE = "estimate of the teacher"
+    NUMBERS = ()
+
+    @property
+    def q(self) -> Float[Array, "S t t"]:
+        """Overlap of the estimate with itself, ``Q^T Sigma_l Q / d``, for S covariances."""
+        return self.overlaps.q
+
+    @property
+    def theta(self) -> Float[Array, "S t t"]:
+        """Overlap of the estimate with the teacher; NaN if the data have no teacher."""
+        return self.overlaps.theta
+
+    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
+        return {name: a for name, a in super()._numbers().items() if name in ("q", "theta")}
 
 
 class _Options(eqx.Module):
@@ -137,7 +146,12 @@ class _Options(eqx.Module):
     tol: Float[Array, ""]
     damping: Float[Array, ""]  # share of the new state in the first step
     automatic: Bool[Array, ""]  # whether the damping is chosen automatically
-    derivative: Bool[Array, ""]  # whether A is computed from derivatives
+    undamped: bool = eqx.field(static=True, default=False)  # whether every step is a whole one, up to the last digit
+
+    @property
+    def least_residual(self) -> Float[Array, ""]:
+        """The residual at which a run has converged: the tolerance, or twenty roundings of the dtype."""
+        return jnp.maximum(self.tol, 20 * jnp.finfo(self.tol.dtype).eps)
 
 
 class Damping(eqx.Module):
@@ -178,17 +192,6 @@ class Damping(eqx.Module):
             lowest=jnp.where(unstable | ~possible, residual, jnp.minimum(self.lowest, residual)),
             rises=rises,
         )
-
-
-class _Loop(eqx.Module):
-    state: _State
-    fallback: _State  # the last state from which a step was possible
-    damping: Damping
-    steps: Int[Array, ""]
-    failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
-    history: Overlaps
-    residuals: Float[Array, " steps"]
-    memory: PyTree  # of the data
 
 
 def gamp(
@@ -268,127 +271,8 @@ def gamp(
         tol=jnp.asarray(tol, Q.dtype),
         damping=jnp.asarray(_FIRST_DAMPING if damping is None else damping, Q.dtype),
         automatic=jnp.asarray(damping is None),
-        derivative=jnp.asarray(response == "derivative"),
     )
-    return _run(model, data, Q, warm_start, options)
-
-
-def responses(data: Sample, C: Float[Array, "#d r r"]) -> Float[Array, "S r r"]:
-    """Return the responses ``V_l = sum_i Var(X_li) C_i``."""
-    return jnp.mean(data.gamma[:, :, None, None] * C, 1)
-
-
-def _regression_slope(
-    data: Sample, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"] | float
-) -> Float[Array, "L r r"]:
-    """Estimate ``sum_mu dg_l/dh_l`` as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
-
-    By Gaussian integration by parts, the coefficients of the linear regression of a function of Gaussian fields are the
-    means of its derivatives, jumps included.
-
-    Args:
-        mask: marks the sentences that count, those of one kind; 1.0 if all count.
-    """
-    r, n = h.shape[1], jnp.sum(mask * jnp.ones_like(h[0, 0]))
-    regressors = jnp.concatenate([h, data.fields], 1)
-    regressors, g = (mask * (a - jnp.sum(mask * a, -1, keepdims=True) / n) for a in (regressors, g))
-    gram = inner_products(regressors, regressors)
-    return n * jnp.swapaxes(solve(gram, inner_products(regressors, g))[:, :r], 1, 2)
-
-
-def _derivative_slope(
-    model: Model, data: Sample, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"] | float
-) -> Float[Array, "L r r"]:
-    """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
-    (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
-    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
-    slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
-    return inverse(V) @ slope
-
-
-def _step(
-    model: Model, data: Sample, s: _State, memory: PyTree, search: Bool[Array, ""], derivative: Bool[Array, ""]
-) -> tuple[_State, PyTree]:
-    """Return the undamped image of a state, with the lowest minimisers if `search`, else those of the same wells.
-
-    The memory of the data after the step is returned, too.
-    """
-    d, r = s.Q.shape
-    V, y = responses(data, s.C), data.fields
-    by_kind = partial(map_kinds, model, data.classes)
-    Z, memory = data.student_fields(s.Q, memory)
-    h = Z - by_kind(lambda m: apply(m.sentence.to_tokens(V), s.g))
-    tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
-    z = lax.cond(
-        search,
-        lambda: by_kind(lambda m: prox(m, h, m.sentence.to_tokens(V), y, extra_starts=s.z[None]).z.astype(h.dtype)),
-        lambda: by_kind(lambda m: descend(m, s.z, h, m.sentence.to_tokens(V), y, tol)[0]),
-    )
-    g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))
-
-    def slope_of(m: Model) -> Float[Array, "S r r"]:
-        mask = kind_mask(m, data.classes)
-        slope = lax.cond(
-            derivative,
-            lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
-            lambda: _regression_slope(data, h, g, mask),
-        )
-        return m.sentence.to_classes(slope)
-
-    slope = over_kinds(model, slope_of)
-    A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / d
-    Lam = model.lam * jnp.eye(r, dtype=h.dtype) + A
-    product, memory = data.back_project(g, memory)
-    b = product + jnp.einsum("iab,ib->ia", A, s.Q)
-    if model.penalty is not None:
-        return _State(*minimiser_and_response(model.penalty, Lam, b), g, z), memory
-    C = inverse(Lam)
-    return _State(jnp.einsum("iab,ib->ia", C, b), C, g, z), memory
-
-
-def _history_with(history: Overlaps, k: Int[Array, ""], data: Sample, s: _State) -> Overlaps:
-    """Write the overlaps of a state into entry k of the history, those before step k."""
-    overlaps = data.overlaps(s.Q, responses(data, s.C))
-    return jax.tree.map(lambda a, v: a.at[k].set(v), history, overlaps)
-
-
-def _first(
-    model: Model,
-    data: Sample,
-    memory: PyTree,
-    Q: Float[Array, "d r"],
-    Z: Float[Array, "L r n"],
-    warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
-    options: _Options,
-) -> _Loop:
-    """Return the loop before the first step, with the variances and messages of an earlier run if given.
-
-    Otherwise the messages of a damped run are minus the gradient of the loss at X Q. The proximal operator then maps h
-    to X Q, so a start that is a critical point of the risk does not move. Messages of an undamped run are zero, so that
-    it follows state evolution from the first iteration on. The variances are half the prior's, as if the data added
-    as much curvature as the ridge.
-    """
-    r, dtype = Q.shape[1], Q.dtype
-    if warm_start is None:
-        curvature, count = model.lam, data.gamma.shape[1]
-        if model.penalty is not None:  # add its average curvature over weights of order one
-            curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
-        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * curvature), (count, r, r))
-        g = -map_kinds(model, data.classes, lambda m: gradient_at_nodes(m, Z, data.fields))
-        warm_start = C, jnp.where(options.automatic | (options.damping < 1), g, 0.0)
-    first = _State(Q, *warm_start, Z)
-    blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(Q))
-    inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
-    return _Loop(
-        state=first,
-        fallback=first,
-        damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),
-        steps=zero,
-        failure=jnp.asarray(Status.converged, jnp.int32),
-        history=_history_with(blank, zero, data, first),
-        residuals=jnp.full(options.steps, jnp.nan, dtype),
-        memory=memory,
-    )
+    return _run(model, data, Q, warm_start, jnp.asarray(response == "derivative"), options)
 
 
 @eqx.filter_jit
@@ -398,68 +282,165 @@ def _run(
     data: Sample,
     Q: Float[Array, "d r"],
     warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
+    derivative: Bool[Array, ""],
     options: _Options,
 ) -> GAMP:
-    tol = jnp.maximum(options.tol, 20 * jnp.finfo(Q.dtype).eps)
-    burn_in, collinear = (_BURN_IN, _COLLINEAR) if warm_start is None else (0, 0)
     # Every step takes a product on each side; one more comes before the first step, and one or two after the last one.
     memory = data.memory(Q.shape[1] * (options.steps + 3), options.steps)
     Z, memory = data.student_fields(Q, memory)
+    damped = options.automatic | (options.damping < 1)
+    p = _iterate(*risk_minimiser(model, data, Q, Z, warm_start, damped, derivative), memory, options)
+    Q = p.state.Q
+    value, gradient, memory = risk_and_gradient(model, data, False, Q, p.memory)
+    if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
+        proximal = model.penalty.prox(Q - gradient, jnp.ones_like(Q))
+        Q = jnp.where(p.damping.residual <= options.least_residual, proximal, Q)
+        value, gradient, _ = risk_and_gradient(model, data, False, Q, memory)
+    return GAMP(
+        **{**p.result(options), "Q": Q},
+        train_loss=(value + model.penalty_of(Q)) / Q.shape[0],
+        gradient_norm=gradient_norm(model, Q, gradient),
+        damping=p.damping.share,
+    )
 
-    def cost(Q: Float[Array, "d r"]) -> Float[Array, ""]:
-        return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
 
-    def risk(Q: Float[Array, "d r"], Z: Float[Array, "L r n"]) -> Float[Array, ""]:
-        return jnp.sum(sentence_losses(model, data, Z)) + cost(Q)
+def posterior_mean(
+    model: Model,
+    data: Data,
+    init: Any = "random",
+    *,
+    steps: int = 500,
+    tol: float = 1e-8,
+    key: Array | None = None,
+) -> PosteriorMean:
+    """Estimate the teacher as well as its labels allow, by message passing; `bayes` predicts the overlap for large d.
 
-    bound = jnp.maximum(risk(Q, Z), risk(0 * Q, 0 * Z))
+    X_l (n, d) are the inputs of token l without the encodings, which are known, and ``Var(X_li) = gamma_li / d`` is the
+    variance of column i. One step is::
+
+        V_l = sum_i Var(X_li) C_i      w_l = X_l Q - V_l g_l      g_l = d log Z(O, w) / dw_l
+        A_i = -sum_l Var(X_li) sum_mu dg_l/dw_l      C_i = (P^{-1} + A_i)^{-1}
+        Q_i = C_i (sum_l X_li^T g_l + A_i Q_i)
+
+    P (t, t) is the variance of a row of the teacher before the labels are seen: the second moment `pi` of the model's
+    law. A_i is what the labels add to its precision P^{-1}. Works under `jit` and `vmap`.
+
+    Args:
+        model: the target and the laws of data and teacher. Its `Model.preimages` say which teacher fields have a label.
+        data: the sentences. The run uses only what the labels reveal of the teacher's fields.
+        init: the first Q: "random" for small random entries, "teacher" for the teacher of the data, or an array (d, t).
+        steps: largest number of steps.
+        tol: relative change of Q below which to stop; smaller values count as 20 times the rounding of the dtype.
+        key: random key of a random start; by default that of seed 0.
+
+    Returns:
+        A `PosteriorMean`. Near weak recovery the overlap grows slowly, and differs from one instance to the next.
+
+    Raises:
+        InputError: as `bayes`; an argument is out of range or of the wrong shape; the teacher has other second
+            moments at different eigenvalues; or the tokens have classes.
+    """
+    check_bayes(model)
+    check_fit(model, data)
+    data = data.stored("for `posterior_mean`")
+    if data.classes is not None:
+        raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
+    require_count(steps, "steps", maximum=INT32)
+    require_positive(tol, "tol")
+    key = jax.random.key(0) if key is None else key
+    require_key(key)
+    pi = model.law().pi
+    if is_concrete(pi) and not np.allclose(pi, pi[:1]):
+        raise InputError("model", "must have a teacher of one second moment pi at all eigenvalues")
+    d, t = data.shape[2:]
+    if isinstance(init, str):
+        init = require_choice(init, "init", ("random", "teacher"))
+        random = _START_SCALE * jax.random.normal(key, (d, t), data.x.dtype)
+        Q = random if init == "random" else data.known_teacher("for init='teacher'")
+    else:
+        Q = shaped_array("init", init, "d t", {"d": d, "t": t}, data.x.dtype)
+    undamped = jnp.ones((), Q.dtype), jnp.asarray(False)
+    return _run_posterior(model, data, Q, _Options(int(steps), jnp.asarray(tol, Q.dtype), *undamped, undamped=True))
+
+
+@eqx.filter_jit
+@precise
+def _run_posterior(model: Model, data: Data, Q: Float[Array, "d t"], options: _Options) -> PosteriorMean:
+    return PosteriorMean(**_iterate(*bayes_learner(model, data, Q), None, options).result(options))
+
+
+class _Loop(eqx.Module):
+    state: State
+    fallback: State  # the last state from which a step was possible
+    damping: Damping
+    steps: Int[Array, ""]
+    failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
+    history: Overlaps
+    residuals: Float[Array, " steps"]
+    memory: PyTree  # of the data
+
+    def result(self, options: _Options) -> dict[str, Any]:
+        """Return the fields of a `MessagePassing`."""
+        status = jnp.where(self.failure != Status.converged, self.failure, Status.max_steps)
+        status = jnp.where(self.damping.residual <= options.least_residual, Status.converged, status)
+        return {
+            "Q": self.state.Q,
+            "C": self.state.C,
+            "g": self.state.g,
+            "overlaps": indexed(self.history, self.steps),
+            "iterations": self.steps,
+            "status": status.astype(jnp.int32),
+            "residual": self.damping.residual,
+            "history": self.history,
+            "residuals": self.residuals,
+        }
+
+
+def _iterate(learner: Learner, first: State, memory: PyTree, options: _Options) -> _Loop:
+    """Run the loop from a first state until it converges, fails, or runs out of steps."""
+    data, dtype = learner.data, first.Q.dtype
+
+    def with_overlaps(history: Overlaps, k: Int[Array, ""], s: State) -> Overlaps:
+        """Write the overlaps of a state into entry k of the history, those before step k."""
+        return jax.tree.map(lambda a, v: a.at[k].set(v), history, data.overlaps(s.Q, responses(data, s.C)))
 
     def body(p: _Loop) -> _Loop:
-        search = p.steps < burn_in
-        derivative = options.derivative | (p.steps < collinear)
-        image, memory = _step(model, data, p.state, p.memory, search, derivative)
-        trial = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.state, image)
-        trial = eqx.tree_at(lambda s: s.z, trial, image.z)
-        finite = image.finite()
-        possible = finite & image.positive(model) & ~(cost(trial.Q) > bound)
-        residual = jnp.where(possible, image.distance(p.state), jnp.inf)
-        damping = p.damping.after(residual, possible, search, options.automatic)
+        image, memory = step(learner, p.state, p.memory, p.steps)
+        trial = image
+        if not options.undamped:
+            trial = jax.tree.map(lambda a, b: a + p.damping.share * (b - a), p.state, image)
+            trial = eqx.tree_at(lambda s: s.z, trial, image.z)
+        residual, failure = learner.outcome(p.state, image, trial)
+        possible = failure == Status.converged
+        residual = jnp.where(possible, residual, jnp.inf)
+        damping = p.damping.after(residual, possible, p.steps < learner.burn_in, options.automatic)
         state, fallback = (either(possible, *pair) for pair in ((trial, p.fallback), (p.state, p.fallback)))
         failed = ~possible & (~options.automatic | (damping.share < _MIN_DAMPING))
-        failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return _Loop(
             state=state,
             fallback=fallback,
             damping=damping,
             steps=p.steps + 1,
             failure=jnp.where(failed, failure, Status.converged).astype(jnp.int32),
-            history=_history_with(p.history, p.steps + 1, data, state),
+            history=with_overlaps(p.history, p.steps + 1, state),
             residuals=p.residuals.at[p.steps].set(residual),
             memory=memory,
         )
 
     def unfinished(p: _Loop) -> Bool[Array, ""]:
-        return (p.failure == Status.converged) & ~(p.damping.residual <= tol) & (p.steps < options.steps)
+        converged = p.damping.residual <= options.least_residual
+        return (p.failure == Status.converged) & ~converged & (p.steps < options.steps)
 
-    p = lax.while_loop(unfinished, body, _first(model, data, memory, Q, Z, warm_start, options))
-    s = p.state
-    value, gradient, memory = risk_and_gradient(model, data, False, s.Q, p.memory)
-    if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
-        proximal = model.penalty.prox(s.Q - gradient, jnp.ones_like(s.Q))
-        s = eqx.tree_at(lambda s: s.Q, s, jnp.where(p.damping.residual <= tol, proximal, s.Q))
-        value, gradient, _ = risk_and_gradient(model, data, False, s.Q, memory)
-    status = jnp.where(p.failure != Status.converged, p.failure, Status.max_steps)
-    return GAMP(
-        Q=s.Q,
-        overlaps=indexed(p.history, p.steps),
-        train_loss=(value + model.penalty_of(s.Q)) / s.Q.shape[0],
-        gradient_norm=gradient_norm(model, s.Q, gradient),
-        iterations=p.steps,
-        status=jnp.where(p.damping.residual <= tol, Status.converged, status).astype(jnp.int32),
-        residual=p.damping.residual,
-        damping=p.damping.share,
-        C=s.C,
-        g=s.g,
-        history=p.history,
-        residuals=p.residuals,
+    blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(first.Q))
+    inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
+    begin = _Loop(
+        state=first,
+        fallback=first,
+        damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),
+        steps=zero,
+        failure=jnp.asarray(Status.converged, jnp.int32),
+        history=with_overlaps(blank, zero, first),
+        residuals=jnp.full(options.steps, jnp.nan, dtype),
+        memory=memory,
     )
+    return lax.while_loop(unfinished, body, begin)

@@ -1,6 +1,7 @@
-"""Products with Gaussian matrices that are never stored: each product is drawn when it is asked for.
+"""Sentences whose inputs are never stored: message passing and training draw the products that they ask for.
 
-# notation: W_l (n, d), l = 1, ..., L, independent matrices of independent standard normal entries
+# notation: as in `data`; X_l = W_l diag(gamma_l / d)^{1/2} + p_l / sqrt(d), with L independent matrices W_l (n, d) of
+# independent standard normal entries
 
 A product ``W_l w`` reveals W_l along one direction, and leaves the rest of it Gaussian. So an algorithm that touches
 W_l only through products can draw them one by one, with the exact law for every n and d ("Householder dice", Y. M. Lu,
@@ -14,15 +15,12 @@ with e = rest / |rest|, and e and g_l are stored. Products with the transpose ex
 
 A vector that lies in the span up to rounding reveals nothing, and is not stored. Vectors are stored in blocks of
 `BLOCK`, and a product reads only the blocks that are in use.
-
-Sentences whose inputs are never stored: their products are drawn while message passing or training asks for them.
-
-# notation: as in `data`; X_l = W_l diag(gamma_l / d)^{1/2} + p_l / sqrt(d), with standard normals W_l (n, d)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 import equinox as eqx
@@ -32,13 +30,10 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from ..base.arrays import Number, precise
-from ..base.errors import InputError, as_flag, require_key, require_memory
+from ..base.arrays import precise
+from ..base.errors import InputError, require_memory
 from ..base.report import Description
-from ..model.checks import check
-from ..model.model import Model
-from .data import Sample, Spread, shard
-from .sampling import atom_sizes, draw_population, noise_fields, sentence_count
+from .data import Population, Sample, Spread
 
 # A product copies one block after the other. Small blocks have more overhead, and large ones leave the cache of a core.
 # Blocks of 32 took the least time among 4, 8, 16, 32 and 64, for vectors of 20,000 numbers.
@@ -186,9 +181,10 @@ def _combined(a: Float[Array, "R block"], vectors: Float[Array, "S block b"]) ->
 class DataOnDemand(Sample):
     """n sentences of L tokens in d dimensions, whose inputs are drawn while a run asks for their products.
 
-    `sample_on_demand` makes them. Every run starts with what the products with the teacher have revealed, and draws the
-    rest of the sentences itself: runs from two starts share the teacher, the encodings, the teacher's fields and the
-    noise, and have different sentences apart from that. A run that is repeated with more steps repeats its steps.
+    ``sample_data(..., stored=False)`` makes them. Every run starts with what the products with the teacher have
+    revealed, and draws the rest of the sentences itself: runs from two starts share the teacher, the encodings, the
+    teacher's fields and the noise, and have different sentences apart from that. A run that is repeated with more steps
+    repeats its steps.
 
     Attributes:
         y, teacher, encodings, gamma, noise: as in `Data`.
@@ -201,13 +197,30 @@ class DataOnDemand(Sample):
     dice: Dice
     spread: Spread | None = eqx.field(static=True, default=None)
 
+    @classmethod
+    def of(
+        cls,
+        teacher: Float[Array, "d t"],
+        population: Population,
+        noise: Float[Array, "L noise n"] | None,
+        n: int,
+        key: PRNGKeyArray,
+    ) -> DataOnDemand:
+        """Draw the teacher's fields of n sentences of a population, and leave the rest of their inputs open."""
+        (d, t), gamma = teacher.shape, population.gamma
+        dice = Dice.new(len(population.encodings), n, d, gamma.shape[1] == 1, key, gamma.dtype).with_room(t)
+        fields, dice = _token_fields(gamma, teacher, dice)
+        noise = None if noise is None else jnp.transpose(noise, (2, 0, 1))
+        y = jnp.transpose(fields, (2, 0, 1))
+        return cls(y, teacher, population.encodings, gamma, noise, None, None, dice)
+
     @property
     def count(self) -> int:
         return len(self.y)
 
     def stored(self, reason: str) -> NoReturn:
         requirement = f"must be stored {reason}, as sample_data stores them"
-        raise InputError("data", f"{requirement}, got sentences of sample_on_demand: a run draws them and forgets them")
+        raise InputError("data", f"{requirement}, got sentences drawn on demand: a run draws them and forgets them")
 
     def memory(self, products: int, steps: int) -> Dice:
         L, n, d, _ = self.shape
@@ -235,17 +248,8 @@ class DataOnDemand(Sample):
 
     def spread_over(self, spread: Spread) -> DataOnDemand:
         noise = None if self.noise is None else spread(self.noise, 0)
-        return DataOnDemand(
-            spread(self.y, 0),
-            self.teacher,
-            self.encodings,
-            self.gamma,
-            noise,
-            None,
-            None,
-            spread_dice(self.dice, spread),
-            spread,
-        )
+        dice = spread_dice(self.dice, spread)
+        return replace(self, y=spread(self.y, 0), noise=noise, dice=dice, spread=spread)
 
     def describe(self) -> Description:
         L, n, d, _ = self.shape
@@ -271,43 +275,3 @@ def _token_fields(
         product, dice = dice.product(w)
         columns.append(factor * product)
     return jnp.stack(columns, 1), dice
-
-
-def sample_on_demand(
-    model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False
-) -> DataOnDemand:
-    """Draw a sample of a model in d dimensions whose sentences are not stored but drawn on demand.
-
-    `gamp` and `train` take it in place of the `Data` of `sample_data`. They touch the inputs only through products with
-    a few vectors, which can be drawn one by one; the module says how. The law of a run is exactly that of
-    one on stored sentences, for every n and d. A run of T steps with a student of r columns and t teacher fields needs
-    ``(2 L n + (L + 1) d) (t + r T)`` numbers (2 L d in place of (L + 1) d if the covariances are not multiples of the
-    identity), and a time that grows like T^2. Stored sentences need ``L n d`` numbers.
-
-    Args:
-        model: model whose law is drawn from; its tokens must have no classes.
-        d, alpha, normalise: as in `sample_data`.
-        key: random key of the sample and of all sentences; `vmap` over keys gives several instances.
-
-    Raises:
-        InputError: as `sample_data`, or if the tokens of the model have classes.
-    """
-    check(model, even=False)
-    if model.law().sentences is not None:
-        raise InputError("model", "must have no classes of tokens for sentences drawn on demand: use sample_data")
-    n = sentence_count(model, d, alpha, stored=False)
-    require_key(key)
-    return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"))
-
-
-@eqx.filter_jit
-@precise
-def _draw(model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, normalise: bool) -> DataOnDemand:
-    key_teacher, key_tokens = jax.random.split(key)
-    teacher, population = draw_population(model, counts, key_teacher, normalise)
-    (d, t), L, gamma = teacher.shape, model.shape[0], population.gamma
-    dice = Dice.new(L, n, d, gamma.shape[1] == 1, jax.random.fold_in(key_tokens, 3), gamma.dtype).with_room(t)
-    fields, dice = _token_fields(gamma, teacher, dice)
-    noise = jnp.transpose(noise_fields(model, n, key_tokens), (2, 0, 1)) if model.noise else None
-    y = jnp.transpose(fields, (2, 0, 1))
-    return shard(DataOnDemand(y, teacher, population.encodings, gamma, noise, None, None, dice))

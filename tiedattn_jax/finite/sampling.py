@@ -1,6 +1,4 @@
-"""Starts of message passing and training: named ones, and the spectral one, which needs neither teacher nor luck.
-
-Sentences drawn from a model in finite dimension, and their exact labels.
+"""Sentences drawn from a model in finite dimension, and the starts of runs on them.
 
 # notation: as in `data`; pi and tau are the projections of teacher and encodings on an eigenvector of the covariances.
 """
@@ -9,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from typing import Literal, overload
 
 import equinox as eqx
 import jax
@@ -35,151 +34,37 @@ from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..theory.observables import target_at_nodes
-from .data import Data, Labels, Population, Sample, shard
-from .estimate import check_estimate, check_fit
-from .products import back_project, student_fields, token_gram
-
-STARTS = "semantic", "positional", "random", "spectral"
-_STEPS = 200  # of the eigenvalue solver
-
-
-def start(
-    model: Model,
-    data: Sample,
-    init: str | Real[AnyArray, "d r"],
-    key: PRNGKeyArray | None = None,
-    scale: Number | None = None,
-) -> Float[Array, "d r"]:
-    """Return a start for GAMP or training, (d, r).
-
-    Args:
-        init: "semantic", the teacher; "positional", along the first principal direction of the encodings; "spectral",
-            along a direction that is computed from inputs and labels alone, see `spectral_direction`; "random",
-            Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
-        key: random key; by default that of seed 0.
-        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
-            positional start has norm one: ``scale=d**-0.5``.
-
-    Raises:
-        InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
-            that the data lack; or as `spectral_direction`.
-    """
-    if not isinstance(init, str):
-        return check_estimate("init", model, data, init)
-    if init not in STARTS:
-        names = ", ".join(map(repr, STARTS))
-        raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
-    init = str(init)
-    check_fit(model, data)
-    if init != "spectral":  # the spectral start has its own checks
-        check(model, even=False)
-    key = jax.random.key(0) if key is None else key
-    require_key(key)
-    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
-    require_positive(size, "scale")
-    if init == "positional" and is_concrete(data.encodings):
-        has_encodings = np.any(np.asarray(data.encodings) != 0)
-        require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
-    threshold = None
-    if init == "spectral":
-        threshold = _weak_recovery(model, data.stored("for a spectral start"))
-    return _named_start(model, data, init, key, jnp.asarray(size, data.dtype), threshold)
-
-
-@eqx.filter_jit
-@precise
-def _named_start(
-    model: Model,
-    data: Sample,
-    init: str,
-    key: PRNGKeyArray,
-    size: Float[Array, ""],
-    threshold: Float[Array, ""] | None,
-) -> Float[Array, "d r"]:
-    d, r = data.shape[2], model.shape[1]
-    noise = jax.random.normal(key, (d, r), data.dtype)
-    if init == "random":
-        return noise * size
-    semantic, positional = model.start_columns(combined=False)
-    if init == "semantic":
-        otherwise = ", or another start, such as init='random'"
-        directions, columns = data.known_teacher("for init='semantic'", otherwise), semantic
-    elif threshold is not None:  # the spectral start
-        directions = _leading_direction(model, data.stored("for a spectral start"), noise[:, :1], threshold)
-        columns = semantic
-    else:
-        coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
-        direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
-        directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
-    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
-
-
-def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
-    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
-
-    Raises:
-        InputError: as `tiedattn_jax.spectral_overlap`.
-    """
-    check_spectral(model)
-    threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
-    if is_concrete(threshold) and data.alpha <= float(threshold):
-        message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
-        warnings.warn(f"{message}: it is a random direction", stacklevel=3)
-    return threshold
-
-
-def spectral_direction(model: Model, data: Sample, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
-    """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
-
-    It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
-    label O says of the teacher's fields, see `tiedattn_jax.bayes.thresholds`. The matrix is never built: its products
-    with a vector take two passes over the data. The sign is arbitrary. For large d the cosine with the teacher is
-    `tiedattn_jax.spectral_overlap`.
-
-    Args:
-        key: random key of the first vector; by default that of seed 0.
-
-    Raises:
-        InputError: as `tiedattn_jax.spectral_overlap`.
-    """
-    check_fit(model, data)
-    data = data.stored("for a spectral start")
-    threshold = _weak_recovery(model, data)
-    first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
-    return _leading_direction(model, data, first, threshold)
-
-
-@eqx.filter_jit
-@precise
-def _leading_direction(
-    model: Model, data: Data, first: Float[Array, "d 1"], threshold: Float[Array, ""]
-) -> Float[Array, "d 1"]:
-    d = data.shape[2]
-    c = jnp.sqrt(jnp.maximum(data.alpha / threshold, 1.01))  # c + G stays positive
-    matrices = jax.vmap(lambda label: label_matrix(model, label, c), out_axes=-1)(labels_at_nodes(model, data.fields))
-    encodings = data.encodings / d**0.5
-
-    def product(v: Array) -> Array:
-        fields = student_fields(data.x, v) - (encodings @ v)[..., None]
-        u = jnp.einsum("kln,lan->kan", matrices, fields)
-        return back_project(data.x, u) - jnp.einsum("li,lan->ia", encodings, u)
-
-    direction = lobpcg_standard(product, first, m=_STEPS)[1]
-    return direction * d**0.5
-
+from .data import Data, Labels, Population, Sample
+from .diagnosis import check_estimate, check_fit
+from .on_demand import DataOnDemand
+from .products import student_fields, token_gram
 
 # Peak number of copies of the inputs x in memory while they are drawn: measured on CPUs; 2, a lower bound, elsewhere.
 _COPIES = {"cpu": 6}
 
 
-def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False) -> Data:
+@overload
+def sample_data(
+    model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = ..., stored: Literal[True] = ...
+) -> Data: ...
+
+
+@overload
+def sample_data(
+    model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = ..., stored: Literal[False]
+) -> DataOnDemand: ...
+
+
+def sample_data(
+    model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False, stored: bool = True
+) -> Data | DataOnDemand:
     """Draw sentences, positional encodings, teacher and labels of a model in d dimensions.
 
     Tokens are Gaussian with the covariances of the model. The inner products of the encodings with each other and with
     the teacher are exactly those of the model's spectral law. The norm of the teacher is random, as in the paper,
     unless `normalise` is set. It causes most of the scatter between instances, see `realised`. The means `tau_mean` and
     `pi_mean` of the law lie along the vector of ones; for a law without them the first principal direction of the
-    encodings lies along it. With several devices the sentences are spread over them, see `shard`.
+    encodings lies along it. With several devices the sentences are spread over them, see `Data.shard`.
 
     Args:
         model: model whose law is drawn from. Exact labels are kept if the model has `target`.
@@ -189,15 +74,36 @@ def sample_data(model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, norma
         alpha: samples per dimension, a Python number; n is the integer nearest to ``alpha d``.
         key: random key; `vmap` over keys gives several instances.
         normalise: whether ``Q*^T Q* / d`` is exactly the model's.
+        stored: whether the inputs are stored. If not, the sentences are drawn on demand: `gamp` and `train` touch the
+            inputs through products with a few vectors only, and these products are drawn one by one, with exactly the
+            law of stored sentences for every n and d (see `tiedattn_jax.finite.on_demand`). A run of T steps with a
+            student of r columns and t teacher fields then needs ``(2 L n + (L + 1) d) (t + r T)`` numbers (2 L d in
+            place of (L + 1) d if the covariances are not multiples of the identity), and a time that grows like T^2.
+            Stored sentences need ``L n d`` numbers. Tokens with classes cannot be drawn on demand.
 
     Raises:
         InputError: if `d` or `alpha` is too small or not a number, the coordinates cannot be shared out among the atoms
-            of the spectral law, or the sentences do not fit into memory.
+            of the spectral law, the sentences do not fit into memory, or `stored` is not set for tokens with classes.
     """
     check(model, even=False)
-    n = sentence_count(model, d, alpha)
+    if not as_flag(stored, "stored") and model.law().sentences is not None:
+        raise InputError("model", "must have no classes of tokens for sentences drawn on demand: use stored=True")
+    n = sentence_count(model, d, alpha, stored=stored)
     require_key(key)
-    return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"))
+    return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"), stored)
+
+
+@eqx.filter_jit
+@precise
+def _draw(
+    model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, normalise: bool, stored: bool
+) -> Data | DataOnDemand:
+    key_teacher, key_tokens = jax.random.split(key)
+    teacher, population = draw_population(model, counts, key_teacher, normalise)
+    if stored:
+        return draw_sentences(model, teacher, population, n, key_tokens).shard()
+    noise = noise_fields(model, n, key_tokens) if model.noise else None
+    return DataOnDemand.of(teacher, population, noise, n, jax.random.fold_in(key_tokens, 3)).shard()
 
 
 def sentence_count(model: Model, d: int, alpha: Number, instances: int = 1, stored: bool = True) -> int:
@@ -251,14 +157,6 @@ def _second_moments(
 ) -> Float[Array, "*K J+t J+t"]:
     """Return the second moments of encodings and teacher."""
     return jnp.block([[tau, cross], [jnp.swapaxes(cross, -1, -2), pi]])
-
-
-@eqx.filter_jit
-@precise
-def _draw(model: Model, counts: tuple[int, ...], n: int, key: PRNGKeyArray, normalise: bool) -> Data:
-    key_teacher, key_tokens = jax.random.split(key)
-    teacher, population = draw_population(model, counts, key_teacher, normalise)
-    return shard(draw_sentences(model, teacher, population, n, key_tokens))
 
 
 def draw_population(
@@ -391,19 +289,6 @@ def _labels(
     )
 
 
-@eqx.filter_jit
-@precise
-def raw_labels(model: Model, data: Sample) -> Float[Array, "n L d"]:
-    """Return the exact labels ``T(Y) x`` of the sentences.
-
-    Raises:
-        InputError: if the model has no `target`, or the sentences are drawn on demand.
-    """
-    check_provides(model, "target", "for exact labels")
-    target = target_at_nodes(model, data.fields)
-    return jnp.einsum("kln,nli->nki", target, data.stored("for exact labels").inputs())
-
-
 def realised(model: Model, data: Sample) -> Model:
     """Return the model with the teacher's Gram matrix that was drawn; its theory is the one to compare with these data.
 
@@ -414,3 +299,129 @@ def realised(model: Model, data: Sample) -> Model:
     """
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     return model.with_teacher(data.teacher_gram)
+
+
+STARTS = "semantic", "positional", "random", "spectral"
+_STEPS = 200  # of the eigenvalue solver
+
+
+def start(
+    model: Model,
+    data: Sample,
+    init: str | Real[AnyArray, "d r"],
+    key: PRNGKeyArray | None = None,
+    scale: Number | None = None,
+) -> Float[Array, "d r"]:
+    """Return a start for GAMP or training, (d, r).
+
+    Args:
+        init: "semantic", the teacher; "positional", along the first principal direction of the encodings; "spectral",
+            along a direction that is computed from inputs and labels alone, see `spectral_direction`; "random",
+            Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
+        key: random key; by default that of seed 0.
+        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
+            positional start has norm one: ``scale=d**-0.5``.
+
+    Raises:
+        InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
+            that the data lack; or as `spectral_direction`.
+    """
+    if not isinstance(init, str):
+        return check_estimate("init", model, data, init)
+    if init not in STARTS:
+        names = ", ".join(map(repr, STARTS))
+        raise InputError("init", f"must be {names} or a (d, r) array, got init={init!r}")
+    init = str(init)
+    check_fit(model, data)
+    if init != "spectral":  # the spectral start has its own checks
+        check(model, even=False)
+    key = jax.random.key(0) if key is None else key
+    require_key(key)
+    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
+    require_positive(size, "scale")
+    if init == "positional" and is_concrete(data.encodings):
+        has_encodings = np.any(np.asarray(data.encodings) != 0)
+        require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
+    threshold = None
+    if init == "spectral":
+        threshold = _weak_recovery(model, data.stored("for a spectral start"))
+    return _named_start(model, data, init, key, jnp.asarray(size, data.dtype), threshold)
+
+
+@eqx.filter_jit
+@precise
+def _named_start(
+    model: Model,
+    data: Sample,
+    init: str,
+    key: PRNGKeyArray,
+    size: Float[Array, ""],
+    threshold: Float[Array, ""] | None,
+) -> Float[Array, "d r"]:
+    d, r = data.shape[2], model.shape[1]
+    noise = jax.random.normal(key, (d, r), data.dtype)
+    if init == "random":
+        return noise * size
+    semantic, positional = model.start_columns(combined=False)
+    if init == "semantic":
+        otherwise = ", or another start, such as init='random'"
+        directions, columns = data.known_teacher("for init='semantic'", otherwise), semantic
+    elif threshold is not None:  # the spectral start
+        directions = _leading_direction(model, data.stored("for a spectral start"), noise[:, :1], threshold)
+        columns = semantic
+    else:
+        coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
+        direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
+        directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
+    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
+
+
+def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
+    """Return the alpha of weak recovery, and warn if the data have less: a spectral start is then blind.
+
+    Raises:
+        InputError: as `tiedattn_jax.spectral_overlap`.
+    """
+    check_spectral(model)
+    threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
+    if is_concrete(threshold) and data.alpha <= float(threshold):
+        message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
+        warnings.warn(f"{message}: it is a random direction", stacklevel=3)
+    return threshold
+
+
+def spectral_direction(model: Model, data: Sample, key: PRNGKeyArray | None = None) -> Float[Array, "d 1"]:
+    """Return a direction of norm sqrt(d) that overlaps with the teacher, from inputs and labels alone.
+
+    It is the leading eigenvector of ``sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d``, where T processes what the
+    label O says of the teacher's fields, see `tiedattn_jax.bayes.thresholds`. The matrix is never built: its products
+    with a vector take two passes over the data. The sign is arbitrary. For large d the cosine with the teacher is
+    `tiedattn_jax.spectral_overlap`.
+
+    Args:
+        key: random key of the first vector; by default that of seed 0.
+
+    Raises:
+        InputError: as `tiedattn_jax.spectral_overlap`.
+    """
+    check_fit(model, data)
+    data = data.stored("for a spectral start")
+    threshold = _weak_recovery(model, data)
+    first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
+    return _leading_direction(model, data, first, threshold)
+
+
+@eqx.filter_jit
+@precise
+def _leading_direction(
+    model: Model, data: Data, first: Float[Array, "d 1"], threshold: Float[Array, ""]
+) -> Float[Array, "d 1"]:
+    d = data.shape[2]
+    c = jnp.sqrt(jnp.maximum(data.alpha / threshold, 1.01))  # c + G stays positive
+    matrices = jax.vmap(lambda label: label_matrix(model, label, c), out_axes=-1)(labels_at_nodes(model, data.fields))
+
+    def product(v: Array) -> Array:
+        return data.token_projection(jnp.einsum("kln,lan->kan", matrices, data.token_fields(v)))
+
+    direction = lobpcg_standard(product, first, m=_STEPS)[1]
+    return direction * d**0.5
