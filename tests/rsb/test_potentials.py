@@ -7,13 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, state
 from jax.scipy.special import log_ndtr
+from scipy.stats import norm
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.fields import teacher_fields, whiten
 from tiedattn_jax.rsb import potentials
-from tiedattn_jax.rsb.cluster_law import Cluster
+from tiedattn_jax.rsb.clusters import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, averages_at, conjugates, free_energy, overlaps
+from tiedattn_jax.rsb.potentials import (
+    OneRSBOverlaps,
+    Outer,
+    averages_at,
+    conjugates,
+    free_energy,
+    lay_fields,
+    nodes_on_line,
+    overlaps,
+)
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -70,7 +82,7 @@ def _nodes_of_signs(laid, at):
 
     def cluster(V):
         z = (field + V * np.sign(field)) / (1 + V)
-        return Cluster(*(jnp.asarray(a) for a in (xi.reshape(1, 1, -1), log_weight, z.reshape(1, 1, -1))))
+        return Cluster(*(jnp.asarray(a) for a in (xi.reshape(1, -1), log_weight, z.reshape(1, 1, -1))))
 
     return outer, cluster(V), cluster(V + s * (q1 - q0))
 
@@ -155,3 +167,34 @@ def test_the_equations_make_the_free_energy_stationary(rank):
     for k, name in enumerate(("theta", "m")):  # what a branch holds at zero has no conjugate
         held = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
         assert np.all(getattr(held, name) == 0) and np.any(getattr(image, name) != 0)
+
+
+@pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])
+def test_a_line_integrates_the_gaussian(jumps):
+    nodes, weights = nodes_on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
+    density = np.exp(-0.5 * nodes**2) / (2 * np.pi) ** 0.5
+    moments = [np.sum(weights * density * nodes**k) for k in range(5)]
+    np.testing.assert_allclose(moments, [1, 0, 1, 0, 3], atol=2e-6)
+    inside = [j for j in jumps if j < 6.5]
+    assert all(np.sum(np.abs(nodes - j) < 0.6) >= 18 for j in inside if j < 5)
+    broken = np.sum(weights * density * np.abs(nodes - 0.4))  # exact, because the kink is an end of pieces
+    if jumps == [0.4]:
+        np.testing.assert_allclose(broken, 2 * norm.pdf(0.4) + 0.4 * (2 * norm.cdf(0.4) - 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [-1.9, -0.3, 0.9, 2.2])
+def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place):
+    """Nodes resolve a width of .33 on lines without jumps: beyond the end of a jump the minimiser is still steep."""
+    nodes, weights = nodes_on_line(np.empty(0), -6.0, 6.5, 0.1)
+    np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
+
+
+@pytest.mark.long
+def test_laid_fields_have_the_law(model, lines):
+    x = state(CASES[1])
+    laid = lay_fields(model, x, lines.replicate(0), 0.17)
+    student, _ = whiten(model, x, laid.h, teacher_fields(model, laid.teacher))
+    normals = np.concatenate([student, laid.teacher])[:, 0]
+    np.testing.assert_allclose(laid.weight.sum(), 1.0, atol=1e-12)
+    np.testing.assert_allclose(normals @ laid.weight, 0, atol=0.02)
+    np.testing.assert_allclose((normals * laid.weight) @ normals.T, np.eye(4), atol=0.02)
