@@ -6,6 +6,7 @@ The model: one scalar loss of the local fields, and the law of the data. Everyth
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -96,7 +97,8 @@ class Model(Printed):
     kind: Float[Array, " C"] | None = eqx.field(kw_only=True, default=None)
 
     def describe(self) -> Description:
-        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in fields.items() if a is not None}
         return Description("", numbers=list(texts.items()))
 
     @property
