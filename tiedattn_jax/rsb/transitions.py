@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ..averages.rules import REPLICATES
 from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
-from ..base.report import Description, Settings, with_error
+from ..base.report import Average, Description, Settings, error_bar, with_error
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
@@ -40,13 +40,13 @@ class OneRSBTransition(Quantity):
 
     Attributes:
         rs: the RS transition.
-        shift: 1RSB minus RS transition, both on the same averages; its status is the worst of the 1RSB states.
+        shift: 1RSB minus RS transition, both on the same averages.
         branches: the 1RSB ground states that define the transition. Those of alpha_c are solved at the RS alpha_c, that
             of alpha_l at the 1RSB alpha_l.
     """
 
     rs: Transition = eqx.field(kw_only=True)
-    shift: Quantity = eqx.field(kw_only=True)
+    shift: Average = eqx.field(kw_only=True)
     branches: tuple[OneRSBPoint, ...] = eqx.field(kw_only=True)
 
     @property
@@ -197,14 +197,13 @@ def _moved(
     """Return an RS transition moved by `shifts`, differentiable in the caller's `model`; see `_Shift`."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
     rs = eqx.tree_at(lambda t: t.alpha, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
-    status = jnp.max(jnp.stack([b.status for b in branches]))
-    shift = Quantity.of(shifts, slopes, model, status=status)
+    shift = Average(jnp.mean(with_sensitivities(shifts, slopes, model)), error_bar(shifts))
     return OneRSBTransition(
         value=rs.alpha + shift.value,
         stderr=jnp.hypot(rs.stderr, shift.stderr),
-        status=jnp.maximum(rs.status, shift.status),
-        sensitivities=jax.tree.map(jnp.add, rs.sensitivities, shift.sensitivities),
-        sensitivities_stderr=jax.tree.map(jnp.hypot, rs.sensitivities_stderr, shift.sensitivities_stderr),
+        status=jnp.max(jnp.stack([rs.status, *(b.status for b in branches)])),
+        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
+        sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
         rs=rs,
         shift=shift,
         branches=branches,
