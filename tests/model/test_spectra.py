@@ -181,12 +181,12 @@ def test_bad_samples_and_laws(law):
         (lambda: ta.SpectralLaw.from_samples(-columns, columns, column), "gamma must be positive semidefinite"),
         (
             lambda: ta.dot_product(spectrum=law, mixing=np.eye(3)),
-            "law must be of as many tokens as mixing, L = 3, got L = 2",
+            "spectrum must be of as many tokens as mixing, L = 3, got L = 2",
         ),
-        (lambda: ta.dot_product(spectrum=law, sigma=0.4), "sigma must be left out beside law"),
-        (lambda: ta.dot_product(spectrum=law, teacher=[[1.0]]), "teacher must be left out beside law"),
-        (lambda: ta.dot_product(spectrum=law, encodings=columns), "encodings must be left out beside law"),
-        (lambda: ta.dot_product(spectrum=1.0), "law must be a SpectralLaw"),
+        (lambda: ta.dot_product(spectrum=law, sigma=0.4), "sigma must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=law, teacher=[[1.0]]), "teacher must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=law, encodings=columns), "encodings must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=1.0), "spectrum must be a SpectralLaw"),
     ):
         with pytest.raises(ta.InputError, match=message):
             call()

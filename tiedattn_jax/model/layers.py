@@ -109,17 +109,14 @@ class AttentionLayer(Model):
         if dtype is None and isinstance(lam, jax.Array) and jnp.issubdtype(lam.dtype, jnp.floating):
             dtype = lam.dtype
         dtype = float_dtype(dtype)
-        for name, value in self._extra_fields(extra_fields, dtype).items():
-            setattr(self, name, value)
-        self.rank = rank
-        self.omega, self.lam = as_number(omega, "omega", dtype), as_number(lam, "lam", dtype)
-        self.mixing = as_array(self.default_mixing if mixing is None else mixing, "mixing", dtype)
-        if (A := self.mixing).ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
+        values: dict[str, Any] = self._extra_fields(extra_fields, dtype)
+        values |= {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype), "rank": rank}
+        A = values["mixing"] = as_array(self.default_mixing if mixing is None else mixing, "mixing", dtype)
+        if A.ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
             raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {A.shape}")
-        self.penalty = penalty
         if penalty is not None:
             require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
-            self.penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
+            penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
         if spectrum is not None:
             require_kind(spectrum, "spectrum", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
             for name, value, default in (
@@ -130,17 +127,20 @@ class AttentionLayer(Model):
                 if not (value is None or (isinstance(value, float) and value == default)):
                     text = f"must be left out beside spectrum, which says what it is, got {name}={value!r}"
                     raise InputError(name, text)
-            self.sigma = self.encodings = self.teacher = None
-            self.spectrum = jax.tree.map(lambda a: as_array(a, "spectrum", dtype), spectrum)
-            return
-        if encodings is None:
-            if len(self.mixing) != 2:
-                raise InputError("encodings", f"must be given for L = {len(self.mixing)} tokens: an (L, e) matrix")
-            encodings = ((1.0,), (-1.0,))
-        self.spectrum = None
-        self.sigma, self.encodings = as_number(sigma, "sigma", dtype), as_array(encodings, "encodings", dtype)
-        gram = as_array(teacher, "teacher", dtype)
-        self.teacher = jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(self._default_teachers, dtype=dtype)
+            values |= {"sigma": None, "encodings": None, "teacher": None}
+            spectrum = jax.tree.map(lambda a: as_array(a, "spectrum", dtype), spectrum)
+        else:
+            if encodings is None:
+                if len(A) != 2:
+                    raise InputError("encodings", f"must be given for L = {len(A)} tokens: an (L, e) matrix")
+                encodings = ((1.0,), (-1.0,))
+            gram = as_array(teacher, "teacher", dtype)
+            gram = jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(self._default_teachers(values), dtype=dtype)
+            values |= {"sigma": as_number(sigma, "sigma", dtype), "teacher": gram}
+            values["encodings"] = as_array(encodings, "encodings", dtype)
+        values |= {"penalty": penalty, "spectrum": spectrum}
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, values[field.name])
 
     def _extra_fields(self, given: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
         """Return the fields of a subclass by name, from what the caller gave and from defaults."""
@@ -154,8 +154,8 @@ class AttentionLayer(Model):
         is_static = {name: field.metadata.get("static", False) for name, field in known.items()}
         return {k: v if is_static[k] or v is None else as_array(v, k, dtype) for k, v in values.items()}
 
-    @property
-    def _default_teachers(self) -> int:
+    @classmethod
+    def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
         """Number of columns of a teacher that is given as a number."""
         return 1
 
@@ -316,9 +316,9 @@ class UntiedDotProduct(AttentionLayer):
 
     tied_teacher: bool = eqx.field(static=True, default=False)
 
-    @property
-    def _default_teachers(self) -> int:
-        return 1 if self.tied_teacher else 2
+    @classmethod
+    def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
+        return 1 if extra_fields["tied_teacher"] else 2
 
     def __check_init__(self) -> None:
         as_flag(self.tied_teacher, "tied_teacher")

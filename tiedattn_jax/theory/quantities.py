@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.arrays import StateArray
-from ..base.report import Average, Result, Row, Status, entries, error_bar
+from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, with_error
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order
@@ -79,6 +79,25 @@ class Quantity(Result):
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
         value = factor * jnp.nanmean(values)
         return cls(value, bar, jnp.asarray(status), *slopes, **fields)
+
+    @property
+    def title(self) -> str:
+        """The number in words."""
+        return "value"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the number, its error bar, its derivatives and the status; valid JSON if all numbers are finite."""
+        return {
+            "value": float(self.value),
+            "stderr": float(self.stderr),
+            **self.derivatives(),
+            "status": self.status_name,
+        }
+
+    def describe(self) -> Description:
+        headline = f"{self.title} = {with_error(self.value, self.stderr)}"
+        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
+        return Description(headline, self.status_name, *rows)
 
     def derivatives(self) -> dict[str, Any]:
         """Return the sensitivities and their error bars by the names of the numbers, ready for JSON."""
