@@ -176,12 +176,11 @@ CHANGES = {
 # Arguments that no test gives to the public function. Some tests give them to what is behind it.
 WITHOUT = {
     "check": "even",
-    "critical_alpha_1rsb": "lines replicates seed",
     "gamp": "response",
     "landscape_map": "kappa",
-    "linear_crossing_1rsb": "lines replicates seed",
     "phase_diagram": "width out resume progress",
     "solve_1rsb": "s seed",
+    "transition_1rsb": "lines replicates seed",
 }
 
 

@@ -14,7 +14,7 @@ passing and training follow from it. The public functions by task:
     many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, event_map
     files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
-    replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
+    replica symmetry breaking       solve_1rsb, transition_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
                                     Preimages, orbit, posterior_pair
     learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
@@ -127,11 +127,7 @@ from .phases.trace import trace_boundary as trace_boundary
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
-from .rsb.transitions import (
-    OneRSBTransition as OneRSBTransition,
-    critical_alpha_1rsb as critical_alpha_1rsb,
-    linear_crossing_1rsb as linear_crossing_1rsb,
-)
+from .rsb.transitions import OneRSBTransition as OneRSBTransition, transition_1rsb as transition_1rsb
 from .theory.multistart import find_states as find_states
 from .theory.observables import Diagnostics as Diagnostics
 from .theory.solve import solve as solve

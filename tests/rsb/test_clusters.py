@@ -11,8 +11,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.arrays import apply
-from tiedattn_jax.rsb import cluster_law as cluster_jumps_module, clusters
 from tiedattn_jax.rsb.cluster_law import ClusterLaw
+from tiedattn_jax.rsb.clusters import cluster_at, find_jumps, find_rough_jump, find_smooth, update_minima
 from tiedattn_jax.theory.potentials import stationary
 
 S = 700.0
@@ -35,58 +35,63 @@ def model() -> ta.DotProduct:
     return ta.dot_product()
 
 
-def _energies(model, cluster, h, V, spread):
+def _energies(law, cluster):
+    """The Moreau envelope at the nodes, (K, N)."""
     count = len(cluster.log_weight)
-    fields = jnp.tile(h, count) + apply(spread, cluster.normals)
-    return moreau(model, cluster.z, fields, V, jnp.tile(Y, count)).reshape(count, -1)
+    fields = jnp.tile(law.h, count) + apply(law.spread, cluster.normals.reshape(2, 1, -1))
+    return moreau(law.model, cluster.z, fields, law.V, jnp.tile(law.y, count)).reshape(count, -1)
 
 
 # The tests share these jitted functions, because most of their time goes into compiling.
 @partial(jax.jit, static_argnames="find")
-def _minima(model, h, V, spread, s, find=clusters.find):
-    setting = model, V, spread, h, Y, s
-    return find(*setting, cluster_jumps_module.find_rough_jump(*setting))
+def _minima(law, s, find=find_jumps):
+    return find(law, s, find_rough_jump(law, s))
 
 
 @jax.jit
-def _tilted(model, h, V, spread, s, minima):
-    cluster = clusters.points(model, V, spread, h, Y, minima)
-    exponents = cluster.log_weight - s * _energies(model, cluster, h, V, spread)
+def _tilted(law, s, minima):
+    cluster = cluster_at(law, minima)
+    exponents = cluster.log_weight - s * _energies(law, cluster)
     return -jax.scipy.special.logsumexp(exponents, axis=0) / s
 
 
 @pytest.fixture(scope="module")
-def minima(model):
-    """The clusters that `find` returns around the fields `H` at s = S."""
-    return _minima(model, H, V, SPREAD, S)
+def law(model) -> ClusterLaw:
+    return ClusterLaw(model, V, SPREAD, H, Y)
+
+
+@pytest.fixture(scope="module")
+def minima(law):
+    """The clusters that `find_jumps` returns around the fields `H` at s = S."""
+    return _minima(law, S)
 
 
 @jax.jit
-def _dense(model, h, V, spread, s):
+def _dense(law, s):
     g = np.linspace(-7, 7, 225)
     xi = jnp.asarray(np.stack(np.meshgrid(g, g, indexing="ij")).reshape(2, 1, -1))
     log_weight = -0.5 * jnp.sum(xi**2, (0, 1)) + 2 * np.log(g[1] - g[0]) - np.log(2 * np.pi)
 
     def at_field(h, y):
-        fields, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
-        energy = moreau(model, search(model, fields, V, teacher).z, fields, V, teacher)
+        fields, teacher = h[..., None] + apply(law.spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
+        z = search(law.model, fields, law.V, teacher).z
+        energy = moreau(law.model, z, fields, law.V, teacher)
         return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
 
-    return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))
+    return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(law.h, -1, 0), jnp.moveaxis(law.y, -1, 0)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("s", [S, 50.0])
-def test_against_dense_quadrature(model, s):
-    minima = _minima(model, H, V, SPREAD, s)
+def test_against_dense_quadrature(law, s):
+    minima = _minima(law, s)
     assert np.any(minima.breaks) and not np.all(minima.breaks)
-    value = _tilted(model, H, V, SPREAD, s, minima)
-    assert np.max(np.abs(value - _dense(model, H, V, SPREAD, s))) < 5e-8 + 2e-5 / s
+    assert np.max(np.abs(_tilted(law, s, minima) - _dense(law, s))) < 5e-8 + 2e-5 / s
 
 
-def test_the_weight_of_a_sheet_expands_its_exponent(model):
+def test_the_weight_of_a_sheet_expands_its_exponent(law):
     """Differences of -|xi|^2 / 2 - s E on the sheet say where its maximum is, and how it bends there."""
-    law, step, eye = ClusterLaw(model, V, SPREAD, H, Y), 0.01, np.eye(2)
+    step, eye = 0.01, np.eye(2)
     low = law.search(jnp.zeros((2, H.shape[-1]))).z
     weight = law.weight_of(low, jnp.asarray(S))
 
@@ -110,62 +115,61 @@ def test_the_weight_of_a_sheet_expands_its_exponent(model):
     np.testing.assert_allclose(weight.log_det[exact], -0.5 * np.log(values).sum(1)[exact], atol=1e-2)
 
 
-def test_a_flip_of_the_student_changes_nothing(model, minima):
+def test_a_flip_of_the_student_changes_nothing(law, minima):
     """The loss is even, so fields of opposite sign have the same average, with mirrored jumps."""
-    mirrored = _minima(model, -H, V, SPREAD, S)
+    flipped = law._replace(h=-H)
+    mirrored = _minima(flipped, S)
     np.testing.assert_array_equal(mirrored.breaks, minima.breaks)
-    values = (_tilted(model, h, V, SPREAD, S, f) for h, f in ((H, minima), (-H, mirrored)))
-    np.testing.assert_allclose(*values, rtol=1e-8)
+    np.testing.assert_allclose(_tilted(law, S, minima), _tilted(flipped, S, mirrored), rtol=1e-8)
 
 
-def test_without_tilt_it_is_the_average_envelope(model):
+def test_without_tilt_it_is_the_average_envelope(law):
     """At s = 0 the nodes, whose rule is broken at the jumps, average the Moreau envelope itself."""
 
     @jax.jit
-    def averaged(model, minima):
-        cluster = clusters.points(model, V, SPREAD, H, Y, minima)
+    def averaged(law, minima):
+        cluster = cluster_at(law, minima)
         share = jnp.exp(cluster.log_weight)
-        return jnp.sum(share, 0), jnp.sum(share * _energies(model, cluster, H, V, SPREAD), 0) / jnp.sum(share, 0)
+        return jnp.sum(share, 0), jnp.sum(share * _energies(law, cluster), 0) / jnp.sum(share, 0)
 
-    total, mean = averaged(model, _minima(model, H, V, SPREAD, 0.0))
+    total, mean = averaged(law, _minima(law, 0.0))
     np.testing.assert_allclose(total, 1.0, atol=3e-5)
-    np.testing.assert_allclose(mean, _dense(model, H, V, SPREAD, 1e-3), atol=2e-7)
+    np.testing.assert_allclose(mean, _dense(law, 1e-3), atol=2e-7)
 
 
-def test_smooth_rule_where_nothing_jumps(model, minima):
+def test_smooth_rule_where_nothing_jumps(law, minima):
     """The cheaper smooth rule agrees at fields without a jump within reach, and not at the others."""
-    rules = minima, _minima(model, H, V, SPREAD, S, clusters.find_smooth)
-    value, smooth = (_tilted(model, H, V, SPREAD, S, f) for f in rules)
+    value, smooth = (_tilted(law, S, f) for f in (minima, _minima(law, S, find_smooth)))
     error = np.abs(smooth - value)
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("find", [clusters.find, clusters.find_smooth])
-def test_found_again(model, find):
+@pytest.mark.parametrize("find", [find_jumps, find_smooth])
+def test_found_again(law, find):
     """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
-    new = 1.01 * V, 0.7 * SPREAD, 1.2 * S
-    continued = jax.jit(clusters.update_minima)(model, *new[:2], H, Y, new[2], _minima(model, H, V, SPREAD, S, find))
-    continued, fresh = (_tilted(model, H, *new, f) for f in (continued, _minima(model, H, *new, find)))
-    valid = np.array([9]) if find is clusters.find_smooth else np.arange(10)
+    near, s = law._replace(V=1.01 * V, spread=0.7 * SPREAD), 1.2 * S
+    continued = jax.jit(update_minima)(near, s, _minima(law, S, find))
+    continued, fresh = (_tilted(near, s, f) for f in (continued, _minima(near, s, find)))
+    valid = np.array([9]) if find is find_smooth else np.arange(10)
     np.testing.assert_allclose(continued[valid], fresh[valid], atol=8e-9, rtol=0)
 
 
-def test_derivatives_contain_the_moving_jump(model, minima):
+def test_derivatives_contain_the_moving_jump(law, minima):
     """The derivative of the gradient in the fields equals finite differences, because jumps move with the fields."""
 
     def total(cluster, h):
-        exponents = cluster.log_weight - S * _energies(model, cluster, h, V, SPREAD)
+        exponents = cluster.log_weight - S * _energies(law._replace(h=h), cluster)
         return -jnp.sum(jax.scipy.special.logsumexp(exponents, axis=0)) / S
 
     @jax.jit
     def gradient(h, minima):
-        return jax.grad(lambda h: stationary(total)(clusters.points(model, V, SPREAD, h, Y, minima), h))(h)
+        return jax.grad(lambda h: stationary(total)(cluster_at(law._replace(h=h), minima), h))(h)
 
     direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)
     _, moving = jax.jvp(lambda h: gradient(h, minima), (H,), (direction,))
     step = 1e-4
-    ahead, behind = (gradient(h, _minima(model, h, V, SPREAD, S)) for h in (H + step * direction, H - step * direction))
+    ahead, behind = (gradient(h, _minima(law._replace(h=h), S)) for h in (H + step * direction, H - step * direction))
     differences = (ahead - behind) / (2 * step)
     valid = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
     np.testing.assert_allclose(moving[..., valid], differences[..., valid], atol=2e-3 * float(jnp.max(jnp.abs(moving))))

@@ -1,4 +1,4 @@
-"""One step of replica symmetry breaking (1RSB): potentials, equations, limits and ground states."""
+"""States with one step of replica symmetry breaking (1RSB): starts, derivatives, limits and ground states."""
 
 import equinox as eqx
 import jax
@@ -11,15 +11,13 @@ from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.loops import counted_loops
 from tiedattn_jax.averages.moreau import moreau
 from tiedattn_jax.averages.prox import search
-from tiedattn_jax.averages.rules import sum_of_weighted
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton
 from tiedattn_jax.rsb.fixed_points import BrokenState, with_derivatives
-from tiedattn_jax.rsb.newton import Moving, Solution, corrected_matrix
-from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, _in_blocks, free_energy, overlaps, prior
+from tiedattn_jax.rsb.newton import Moving, Solution
+from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps
 from tiedattn_jax.theory import potentials as rs_potentials
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.equations import value_and_columns
@@ -27,78 +25,12 @@ from tiedattn_jax.theory.equations import value_and_columns
 S = jnp.asarray(500.0)
 
 
-def _hats(r: int = 1) -> OneRSBOverlaps:
-    key = jax.random.split(jax.random.key(0), 5)
-
-    def positive(key, size):
-        a = jax.random.normal(key, (2, r, r))
-        return size * (a @ jnp.swapaxes(a, 1, 2) + jnp.eye(r))
-
-    q0 = positive(key[0], 1e-4)
-    q1 = q0 + positive(key[1], 1e-6)
-    theta, m = 1e-3 * jax.random.normal(key[3], (2, r, 1)), 1e-3 * jax.random.normal(key[4], (2, r))
-    return OneRSBOverlaps(q1, q0, positive(key[2], 0.01), theta, m)
-
-
-@pytest.mark.parametrize("rank", [1, 2])
-def test_prior_without_breaking_is_that_of_replica_symmetry(rank):
-    model, hats = ta.dot_product(rank=rank), _hats(rank)
-    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
-    rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
-    np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
-
-
-def test_prior_is_a_gaussian_average():
-    """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), where g splits into a part that clusters share and the rest."""
-    model, hats = ta.dot_product(), _hats()
-    x, w = np.polynomial.hermite_e.hermegauss(80)
-    w = w / w.sum()
-    gamma, shared = 0.25, np.sqrt(0.25 * np.sum(hats.q0))
-    separate = np.sqrt(gamma * np.sum(hats.q1 - hats.q0))
-    Lam = 0.01 + gamma * np.sum(hats.V)
-    inner = np.exp(float(S) * (np.add.outer(shared * x, separate * x)) ** 2 / (2 * Lam)) @ w
-    centred = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
-    np.testing.assert_allclose(prior(model, centred, S), np.log(inner) @ w / float(S), rtol=1e-9)
-
-
-def test_order_parameters_of_isotropic_data():
-    """For isotropic data V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2 and q1 - q0 = gamma c2 / (Lam D)."""
-    model, hats = ta.dot_product(), _hats()
-    x = overlaps(model, hats, S)
-    gamma = 0.25
-    Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
-    D = Lam - S * c2
-    encoded, semantic = hats.m[0, 0] - hats.m[1, 0], gamma * jnp.sum(hats.theta)
-    np.testing.assert_allclose(x.V, gamma / Lam, rtol=1e-9)
-    np.testing.assert_allclose(x.q1 - x.q0, gamma * c2 / (Lam * D), rtol=1e-6)
-    np.testing.assert_allclose(x.q0, gamma * (encoded**2 + semantic**2 + gamma * jnp.sum(hats.q0)) / D**2, rtol=1e-6)
-    np.testing.assert_allclose(x.m[0, 0], encoded / D, rtol=1e-9)
-
-
-def test_free_energy_without_breaking():
-    model, hats = ta.dot_product(), _hats()
-    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
-    x = eqx.tree_at(lambda h: (h.q1, h.q0), _hats(), (0.05 * jnp.ones((2, 1, 1)), 0.05 * jnp.ones((2, 1, 1))))
-    rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
-    M, alpha = jnp.asarray(0.002), jnp.asarray(1.3)
-    np.testing.assert_allclose(
-        free_energy(model, alpha, x, hats, S, M), rs_potentials.free_energy(model, alpha, *rs, M), rtol=1e-12
-    )
-
-
-def test_prior_by_the_ridge_is_the_norm_of_the_weights():
-    """d psi_s / d lam is -tr(Q^T Q) / (2 d), or -q1 / (2 sigma^2) for one token, whatever the conjugates."""
-    model, hats = ta.dot_product(sigma=0.6), _hats()
-    slope = jax.grad(prior)(model, hats, S).lam
-    np.testing.assert_allclose(slope, -overlaps(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
-
-
-def test_derivatives_of_a_state():
+def test_derivatives_of_a_state(random_hats):
     """Derivatives of the loss are the stored partial ones, those of other numbers the implicit ones.
 
     A number without a derivative says so and spoils no other.
     """
-    model, hats, unit = ta.dot_product(), _hats(), jnp.ones(())
+    model, hats, unit = ta.dot_product(), random_hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
     status = jnp.zeros((), int)
     state = BrokenState(hats, hats, unit, unit, unit, unit, slopes, 2 * unit, unit, unit, status)
@@ -283,24 +215,6 @@ def test_a_state_that_does_not_break_is_that_of_rs(solved, s):
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
-    """Newton's method ends where the equations are not finite, and returns to the last place with its matrix."""
-    x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
-    looks = iter([0.5, np.nan])
-
-    def look(self, x, s, needs_slopes):
-        v = np.asarray(newton.coordinates(x, s)[0])
-        residual, unit = np.full(len(v), next(looks)), np.asarray(1.0)
-        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x)
-        yield
-
-    monkeypatch.setattr(newton.Problem, "look", look)
-    monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
-    problem = newton.Problem(ta.dot_product(), S, None, jnp.zeros(2), True, 0.5)
-    result = run_one(newton.fixed_point(problem, x, S, None))
-    assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
-
-
 @pytest.mark.long
 def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     """Replicates are solved in turn until one is found; the others and the failed ones then start from it.
@@ -368,26 +282,6 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, lines, monkeyp
     assert search(0.2, 0.4, 0.6).s == S + 3 and len(layouts) == 3
 
 
-def test_a_group_of_fields_may_be_empty():
-    """A group of fields may be empty (all fields are near a jump, or none is): blocks without weight add nothing."""
-    empty = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
-    blocks = _in_blocks(empty, 4)
-    assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
-    with counted_loops(False):
-        assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
-
-
-@pytest.mark.parametrize("size", [5, 128, 130])
-def test_blocks_hold_every_field_once(size):
-    """What fills up the last blocks has no weight."""
-    h, weight = jnp.arange(2.0 * size).reshape(2, 1, size), 1.0 + jnp.arange(size)
-    blocks = _in_blocks(Outer(h, h, weight, weight), 4)
-    assert blocks.weight.shape == (32 * -(-size // 128), 4)
-    filled = np.asarray(blocks.weight).ravel()
-    np.testing.assert_array_equal(filled, np.append(weight, np.zeros(filled.size - size)))
-    np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)
-
-
 @pytest.mark.parametrize(("mass", "without"), [(0.1, 1 / 0.9), (0.9, 2.0), (1.07, -0.07), (-0.1, 1 / 0.999)])
 def test_where_a_search_starts(solved, mass, without):
     """A search starts with the response without jumps in clusters, which take 1.2 times the rest of the response.
@@ -416,7 +310,7 @@ def test_where_a_search_starts(solved, mass, without):
         np.testing.assert_allclose(x.q1 - x.q0, q * jnp.minimum(share, 0.5), rtol=1e-6)
 
 
-def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
+def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch, random_hats):
     """Clusters of a start are at most half as wide as the state.
 
     With two columns the narrower direction is at least a tenth as wide as the other one.
@@ -424,7 +318,7 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
     x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
     np.testing.assert_allclose(x.q0, 0.5 * x.q1, rtol=1e-9)
-    model, hats = ta.dot_product(rank=2), _hats(2)
+    model, hats = ta.dot_product(rank=2), random_hats(2)
     diagnostics = eqx.tree_at(lambda d: d.jump_mass, state.diagnostics, jnp.asarray(1.5))
     q = jnp.array([[[2.0, 1.9], [1.9, 2.0]]] * 2)
     V = jnp.array([[[1.0, 0.5], [0.5, 1.0]]] * 2)
@@ -439,20 +333,6 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch):
         shares = np.linalg.eigvals(np.linalg.solve(q, x.q1 - x.q0)).real
         assert np.all(shares > 0) and np.all(shares <= 0.5 + 1e-9)
         assert np.all(shares.min(1) >= 0.1 * shares.max(1) * (1 - 1e-9))
-
-
-def test_corrected_matrix_knows_the_last_move():
-    """The corrected matrix maps the last move to the change that was seen, and moves across it as before.
-
-    "Across" is measured in units of the coordinates.
-    """
-    matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
-    move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
-    corrected = corrected_matrix(matrix, move, change, sizes)
-    np.testing.assert_allclose(corrected @ move, change, rtol=1e-12)
-    across = sizes * np.cross(move / sizes, [1.0, 2.0, 3.0])
-    np.testing.assert_allclose(corrected @ across, matrix @ across, rtol=1e-9)
-    np.testing.assert_array_equal(corrected_matrix(matrix, 0 * move, change, sizes), matrix)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Newton's method of 1RSB, one step at a time."""
+"""Newton's method of 1RSB: single steps, their matrix, and how a search ends."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +8,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.rsb import newton
 from tiedattn_jax.rsb.potentials import OneRSBOverlaps
+from tiedattn_jax.theory.engine import run_one
 
 
 def _look(residual):
@@ -78,3 +79,35 @@ def test_a_step_is_halved_until_it_lies_in_the_domain(moved, cut):
 )
 def test_status_of_a_solution(residual, status):
     assert newton.Solution(None, None, None, None, residual, None).status == status
+
+
+def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
+    """Newton's method ends where the equations are not finite, and returns to the last place with its matrix."""
+    x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
+    looks = iter([0.5, np.nan])
+
+    def look(self, x, s, needs_slopes):
+        v = np.asarray(newton.coordinates(x, s)[0])
+        residual, unit = np.full(len(v), next(looks)), np.asarray(1.0)
+        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x)
+        yield
+
+    monkeypatch.setattr(newton.Problem, "look", look)
+    monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
+    problem = newton.Problem(ta.dot_product(), jnp.asarray(1.0), None, jnp.zeros(2), True, 0.5)
+    result = run_one(newton.fixed_point(problem, x, jnp.asarray(500.0), None))
+    assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
+
+
+def test_corrected_matrix_knows_the_last_move():
+    """The corrected matrix maps the last move to the change that was seen, and moves across it as before.
+
+    "Across" is measured in units of the coordinates.
+    """
+    matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
+    move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
+    corrected = newton.corrected_matrix(matrix, move, change, sizes)
+    np.testing.assert_allclose(corrected @ move, change, rtol=1e-12)
+    across = sizes * np.cross(move / sizes, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(corrected @ across, matrix @ across, rtol=1e-9)
+    np.testing.assert_array_equal(newton.corrected_matrix(matrix, 0 * move, change, sizes), matrix)

@@ -1,4 +1,4 @@
-"""The potentials of 1RSB against closed forms, and the equations as the conditions that they are stationary."""
+"""The potentials of 1RSB against closed forms, the equations that make them stationary, and the nodes to average on."""
 
 from functools import partial
 
@@ -7,15 +7,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, state
 from jax.scipy.special import log_ndtr
+from scipy.stats import norm
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.fields import teacher_fields, whiten
+from tiedattn_jax.averages.loops import counted_loops
+from tiedattn_jax.averages.rules import sum_of_weighted
+from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import potentials
-from tiedattn_jax.rsb.cluster_law import Cluster
+from tiedattn_jax.rsb.clusters import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, averages_at, conjugates, free_energy, overlaps
+from tiedattn_jax.rsb.potentials import (
+    OneRSBOverlaps,
+    Outer,
+    averages_at,
+    conjugates,
+    free_energy,
+    lay_fields,
+    nodes_on_line,
+    overlaps,
+    prior,
+)
+from tiedattn_jax.theory import potentials as rs_potentials
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
+S = jnp.asarray(500.0)
 
 
 class Signs(ta.Model):
@@ -70,7 +88,7 @@ def _nodes_of_signs(laid, at):
 
     def cluster(V):
         z = (field + V * np.sign(field)) / (1 + V)
-        return Cluster(*(jnp.asarray(a) for a in (xi.reshape(1, 1, -1), log_weight, z.reshape(1, 1, -1))))
+        return Cluster(*(jnp.asarray(a) for a in (xi.reshape(1, -1), log_weight, z.reshape(1, 1, -1))))
 
     return outer, cluster(V), cluster(V + s * (q1 - q0))
 
@@ -124,22 +142,63 @@ def test_channel_potential_by_a_search_for_jumps():
     assert not any(np.any(a) for a in jax.tree.leaves(zeros))
 
 
-def _random_hats(rank):
-    key = jax.random.split(jax.random.key(1), 5)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_prior_without_breaking_is_that_of_replica_symmetry(rank, random_hats):
+    model, hats = ta.dot_product(rank=rank), random_hats(rank)
+    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
+    rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
+    np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
 
-    def positive(key, size):
-        a = jax.random.normal(key, (2, rank, rank))
-        return size * (a @ jnp.swapaxes(a, 1, 2) + jnp.eye(rank))
 
-    q0, V = positive(key[0], 1e-3), positive(key[1], 0.05)
-    theta, m = 1e-2 * jax.random.normal(key[3], (2, rank, 1)), 1e-2 * jax.random.normal(key[4], (2, rank))
-    return OneRSBOverlaps(q0 + positive(key[2], 1e-5), q0, V, theta, m)
+def test_prior_is_a_gaussian_average(random_hats):
+    """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), where g splits into a part that clusters share and the rest."""
+    model, hats = ta.dot_product(), random_hats()
+    x, w = np.polynomial.hermite_e.hermegauss(80)
+    w = w / w.sum()
+    gamma, shared = 0.25, np.sqrt(0.25 * np.sum(hats.q0))
+    separate = np.sqrt(gamma * np.sum(hats.q1 - hats.q0))
+    Lam = 0.01 + gamma * np.sum(hats.V)
+    inner = np.exp(float(S) * (np.add.outer(shared * x, separate * x)) ** 2 / (2 * Lam)) @ w
+    centred = eqx.tree_at(lambda h: (h.theta, h.m), hats, (0 * hats.theta, 0 * hats.m))
+    np.testing.assert_allclose(prior(model, centred, S), np.log(inner) @ w / float(S), rtol=1e-9)
+
+
+def test_order_parameters_of_isotropic_data(random_hats):
+    """For isotropic data V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2 and q1 - q0 = gamma c2 / (Lam D)."""
+    model, hats = ta.dot_product(), random_hats()
+    x = overlaps(model, hats, S)
+    gamma = 0.25
+    Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
+    D = Lam - S * c2
+    encoded, semantic = hats.m[0, 0] - hats.m[1, 0], gamma * jnp.sum(hats.theta)
+    np.testing.assert_allclose(x.V, gamma / Lam, rtol=1e-9)
+    np.testing.assert_allclose(x.q1 - x.q0, gamma * c2 / (Lam * D), rtol=1e-6)
+    np.testing.assert_allclose(x.q0, gamma * (encoded**2 + semantic**2 + gamma * jnp.sum(hats.q0)) / D**2, rtol=1e-6)
+    np.testing.assert_allclose(x.m[0, 0], encoded / D, rtol=1e-9)
+
+
+def test_free_energy_without_breaking(random_hats):
+    model, hats = ta.dot_product(), random_hats()
+    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
+    x = eqx.tree_at(lambda h: (h.q1, h.q0), random_hats(), (0.05 * jnp.ones((2, 1, 1)), 0.05 * jnp.ones((2, 1, 1))))
+    rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
+    M, alpha = jnp.asarray(0.002), jnp.asarray(1.3)
+    np.testing.assert_allclose(
+        free_energy(model, alpha, x, hats, S, M), rs_potentials.free_energy(model, alpha, *rs, M), rtol=1e-12
+    )
+
+
+def test_prior_by_the_ridge_is_the_norm_of_the_weights(random_hats):
+    """d psi_s / d lam is -tr(Q^T Q) / (2 d), or -q1 / (2 sigma^2) for one token, whatever the conjugates."""
+    model, hats = ta.dot_product(sigma=0.6), random_hats()
+    slope = jax.grad(prior)(model, hats, S).lam
+    np.testing.assert_allclose(slope, -overlaps(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_the_equations_make_the_free_energy_stationary(rank):
+def test_the_equations_make_the_free_energy_stationary(rank, random_hats):
     """`overlaps` and `conjugates` are the conditions that Phi_s does not change to first order in either of them."""
-    model, hats, s, alpha = ta.dot_product(rank=rank), _random_hats(rank), jnp.asarray(300.0), jnp.asarray(1.3)
+    model, hats, s, alpha = ta.dot_product(rank=rank), random_hats(rank), S, jnp.asarray(1.3)
     x = overlaps(model, hats, s)
     by_hats = jax.grad(lambda hats: free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
     for name, slope in vars(by_hats).items():
@@ -155,3 +214,54 @@ def test_the_equations_make_the_free_energy_stationary(rank):
     for k, name in enumerate(("theta", "m")):  # what a branch holds at zero has no conjugate
         held = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
         assert np.all(getattr(held, name) == 0) and np.any(getattr(image, name) != 0)
+
+
+@pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])
+def test_a_line_integrates_the_gaussian(jumps):
+    nodes, weights = nodes_on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
+    density = np.exp(-0.5 * nodes**2) / (2 * np.pi) ** 0.5
+    moments = [np.sum(weights * density * nodes**k) for k in range(5)]
+    np.testing.assert_allclose(moments, [1, 0, 1, 0, 3], atol=2e-6)
+    inside = [j for j in jumps if j < 6.5]
+    assert all(np.sum(np.abs(nodes - j) < 0.6) >= 18 for j in inside if j < 5)
+    broken = np.sum(weights * density * np.abs(nodes - 0.4))  # exact, because the kink is an end of pieces
+    if jumps == [0.4]:
+        np.testing.assert_allclose(broken, 2 * norm.pdf(0.4) + 0.4 * (2 * norm.cdf(0.4) - 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [-1.9, -0.3, 0.9, 2.2])
+def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place):
+    """Nodes resolve a width of .33 on lines without jumps: beyond the end of a jump the minimiser is still steep."""
+    nodes, weights = nodes_on_line(np.empty(0), -6.0, 6.5, 0.1)
+    np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
+
+
+@pytest.mark.long
+def test_laid_fields_have_the_law(model, lines):
+    x = state(CASES[1])
+    laid = lay_fields(model, x, lines.replicate(0), 0.17)
+    student, _ = whiten(model, x, laid.h, teacher_fields(model, laid.teacher))
+    normals = np.concatenate([student, laid.teacher])[:, 0]
+    np.testing.assert_allclose(laid.weight.sum(), 1.0, atol=1e-12)
+    np.testing.assert_allclose(normals @ laid.weight, 0, atol=0.02)
+    np.testing.assert_allclose((normals * laid.weight) @ normals.T, np.eye(4), atol=0.02)
+
+
+def test_a_group_of_fields_may_be_empty():
+    """A group of fields may be empty (all fields are near a jump, or none is): blocks without weight add nothing."""
+    empty = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
+    blocks = potentials._in_blocks(empty, 4)
+    assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
+    with counted_loops(False):
+        assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
+
+
+@pytest.mark.parametrize("size", [5, 128, 130])
+def test_blocks_hold_every_field_once(size):
+    """What fills up the last blocks has no weight."""
+    h, weight = jnp.arange(2.0 * size).reshape(2, 1, size), 1.0 + jnp.arange(size)
+    blocks = potentials._in_blocks(Outer(h, h, weight, weight), 4)
+    assert blocks.weight.shape == (32 * -(-size // 128), 4)
+    filled = np.asarray(blocks.weight).ravel()
+    np.testing.assert_array_equal(filled, np.append(weight, np.zeros(filled.size - size)))
+    np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)

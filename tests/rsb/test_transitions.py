@@ -1,4 +1,4 @@
-"""The shift of alpha_c by replica symmetry breaking."""
+"""The shift of alpha_c and alpha_l by replica symmetry breaking."""
 
 import equinox as eqx
 import jax
@@ -79,11 +79,12 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
-    shifted = ta.critical_alpha_1rsb(transition.branches[0].model, transition, order=7)
-    np.testing.assert_allclose(shifted.shifts, [-1e-3, -5e-3 / 3], rtol=1e-12)
+    shifted = ta.transition_1rsb(transition.branches[0].model, "alpha_c", transition, order=7)
+    shifts = jnp.array([-1e-3, -5e-3 / 3])
+    np.testing.assert_allclose(shifted.shift.value, -4e-3 / 3, rtol=1e-12)
     np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
-    np.testing.assert_allclose(shifted.shift_stderr, ta.error_bar(shifted.shifts), rtol=1e-12)
-    bar = np.hypot(transition.stderr, shifted.shift_stderr)
+    np.testing.assert_allclose(shifted.shift.stderr, ta.error_bar(shifts), rtol=1e-12)
+    bar = np.hypot(transition.stderr, shifted.shift.stderr)
     np.testing.assert_allclose(shifted.stderr, bar, rtol=1e-12)
     assert shifted.ok and transition.stderr > 0
     assert "1RSB" in str(shifted)
@@ -122,7 +123,7 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs_state(alpha, branch))
     rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
-    shifted = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    shifted = ta.transition_1rsb(ta.dot_product(), transition=rs)
     slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
     np.testing.assert_allclose(shifted.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
     np.testing.assert_allclose(shifted.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
@@ -130,14 +131,14 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     assert report["sensitivities"]["sigma"] == shifted.sensitivities.sigma
     assert report["sensitivities_rs"]["sigma"] == 2.0 and report["sensitivities_stderr"]["sigma"] == 0.02
     assert "d/dsigma" in str(shifted) and "RS: 2.000(20)" in str(shifted)
-    gradient = jax.grad(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+    gradient = jax.grad(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.dot_product())
     np.testing.assert_allclose(gradient.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     with pytest.raises(TypeError, match="first derivatives only"):
-        jax.hessian(lambda m: ta.critical_alpha_1rsb(m, rs).alpha)(ta.dot_product())
+        jax.hessian(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.dot_product())
     # Replicates that differ have the same mean, and an error bar beside that of the RS theory.
     scatter = jnp.array([-0.05, 0.05])
     by_sigma["positional"] += scatter
-    scattered = ta.critical_alpha_1rsb(ta.dot_product(), rs)
+    scattered = ta.transition_1rsb(ta.dot_product(), transition=rs)
     np.testing.assert_allclose(scattered.sensitivities.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     bar = np.hypot(0.02, ta.error_bar(scatter) / (2 * alpha))
     np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
@@ -153,8 +154,8 @@ def test_a_failure_of_either_theory_is_told(failing):
         state = eqx.tree_at(lambda b: b.status, _state([0, 0], 1.0), status)
         return ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
 
-    slopes = rs.sensitivities, rs.sensitivities_stderr
-    shifted = ta.OneRSBTransition(rs, (point("first"), point("second")), jnp.zeros(2), *slopes)
+    branches = point("first"), point("second")
+    shifted = rsb_transitions._moved(ta.dot_product(), rs, branches, jnp.zeros(2), _numbers(jnp.zeros(2)))
     expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
     assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
 
@@ -202,15 +203,15 @@ def _baseline(monkeypatch, early, late):
 def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
     """alpha_l of a 1RSB branch is the root of its excess over the baseline, and has the root's sensitivities."""
     model, transition = _baseline(monkeypatch, early, early)
-    crossing = ta.linear_crossing_1rsb(model, transition, order=7)
+    crossing = ta.transition_1rsb(model, "alpha_l", transition, order=7)
     root = (0.05 * (5 - _LIFT)) ** 0.5
-    np.testing.assert_allclose(crossing.shifts, root - 0.5, rtol=1e-3)
+    np.testing.assert_allclose(crossing.shift.value, root - 0.5, rtol=1e-3)
     np.testing.assert_allclose(crossing.alpha, root, rtol=1e-7)
     by_sigma = (5 - _LIFT) / (2 * root) - 5 / (2 * 0.5)
     np.testing.assert_allclose(crossing.sensitivities.sigma - crossing.rs.sensitivities.sigma, by_sigma, rtol=1e-3)
     assert crossing.ok and len(crossing.branches) == 1
     assert "alpha_l, RS" in str(crossing) and crossing.to_dict()["alpha_l"] == crossing.alpha
-    gradient = jax.grad(lambda m: ta.linear_crossing_1rsb(m, transition, order=7).alpha)(model)
+    gradient = jax.grad(lambda m: ta.transition_1rsb(m, "alpha_l", transition, order=7).alpha)(model)
     np.testing.assert_allclose(gradient.sigma, crossing.sensitivities.sigma, rtol=1e-12)
 
 
@@ -225,7 +226,7 @@ def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
         lambda m, alpha, branch, **rule: ta.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
     )
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
-    crossing, critical = (fn(model, transition, order=7) for fn in (ta.linear_crossing_1rsb, ta.critical_alpha_1rsb))
+    crossing, critical = (ta.transition_1rsb(model, e, transition, order=7) for e in ("alpha_l", "alpha_c"))
     assert crossing.alpha == critical.alpha and len(crossing.branches) == 2
     assert crossing.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
 
@@ -235,11 +236,11 @@ def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
     absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
     monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args: absent)
     with pytest.raises(ta.InputError, match=r"^transition must have an alpha_l beside alpha_c, got status absent"):
-        ta.linear_crossing_1rsb(model, transition)
+        ta.transition_1rsb(model, "alpha_l", transition)
 
 
 def test_estimated_shift(model, transition):
-    """The shift estimated from the two states agrees with that of `critical_alpha_1rsb` on these lines."""
+    """The shift estimated from the two states agrees with that of `transition_1rsb` on these lines."""
     positional, semantic = (branch.mean for branch in transition.branches)
     lift = positional.diagnostics.rs_error - semantic.diagnostics.rs_error
     slope = positional.train_loss_partials[1] - semantic.train_loss_partials[1]
@@ -267,19 +268,23 @@ def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
 
 
 @pytest.mark.parametrize("bad", [1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)])
-@pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
+@pytest.mark.parametrize("event", ["alpha_c", "alpha_l"])
 @pytest.mark.usefixtures("unchecked")
-def test_bad_transition(model, solve, bad):
-    with pytest.raises(ta.InputError, match="transition"):
-        solve(model, bad)
+def test_bad_transition(model, event, bad):
+    with pytest.raises(ta.InputError, match=r"^transition"):
+        ta.transition_1rsb(model, event, bad)
 
 
-@pytest.mark.parametrize("solve", [ta.critical_alpha_1rsb, ta.linear_crossing_1rsb])
-def test_a_model_is_refused_before_its_transition_is_searched(solve, monkeypatch):
+def test_bad_event(model):
+    with pytest.raises(ta.InputError, match=r"^event must be one of alpha_c, alpha_l, got event='semantic end'"):
+        ta.transition_1rsb(model, "semantic end", made.transition())
+
+
+def test_a_model_is_refused_before_its_transition_is_searched(monkeypatch):
     monkeypatch.setattr("tiedattn_jax.rsb.transitions.critical_alpha", lambda model: pytest.fail("searched"))
     for model, problem in (
         (ta.dot_product(penalty=ta.L1(0.01)), "must have no penalty"),
         (ta.dot_product(dtype="float32"), "must be in float64"),
     ):
         with pytest.raises(ta.InputError, match=f"model {problem}"):
-            solve(model)
+            ta.transition_1rsb(model)

@@ -4,12 +4,9 @@ Wherever the proximal operator jumps, the replicon of the replica-symmetric (RS)
 loss then fall into clusters. q1 is the overlap of two minima of one cluster, and q0 is that of two clusters. The Parisi
 parameter s, an inverse energy, weighs the clusters. The loss, as a function of s, is largest at the ground state.
 
-cluster_law     the law of the fields within a cluster
-cluster_jumps   the search for the jump of the proximal operator within a cluster
-clusters        the inner average, over the minima of a cluster
-near_jumps      nodes on lines that are dense at the jumps
-potentials      the two scalars that everything follows from
-nodes           the fields that they are averaged over
+cluster_law     the law of the fields within a cluster, and the weight of a sheet of minimisers
+clusters        the search for the jumps within a cluster, and the average over its minima
+potentials      the two potentials that everything follows from, and the fields that they average over
 newton          Newton's method for their equations
 fixed_points    `solve_1rsb`, and its result
 transitions     shift of the transitions by replica symmetry breaking

@@ -17,8 +17,8 @@ from ..averages.program import program
 from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
-from ..base.report import Description, MeanField, Result, Settings, Status, error_bar, rows_of
-from ..model.checks import check
+from ..base.report import Description, MeanField, Replicated, Row, Settings, Status, error_bar
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -75,7 +75,7 @@ class BrokenState(eqx.Module):
         return {**vars(self.overlaps), **{name: getattr(self, name) for name in names}}
 
 
-class OneRSBPoint(Result):
+class OneRSBPoint(Replicated):
     """A state with one step of replica symmetry breaking, and the replica-symmetric (RS) state that it comes from.
 
     Numbers are means over independent replicates of the averages; error bars are those of these means.
@@ -92,6 +92,9 @@ class OneRSBPoint(Result):
         gen_error: test error eps_g of the minima that s selects. The linear baseline has `rs.gen_error_linear`.
     """
 
+    batch_probe = "alpha", 0
+    SETTING = "alpha", "branch"
+    FLAGS = ("broken",)
     model: Model
     alpha: Float[Array, ""]
     rs: FixedPoint
@@ -103,21 +106,6 @@ class OneRSBPoint(Result):
     train_loss = MeanField[Float[Array, ""]]()
     elevation = MeanField[Float[Array, ""]]()
     gen_error = MeanField[Float[Array, ""]]()
-
-    @property
-    def mean(self) -> BrokenState:
-        """Means over the replicates, in the fields of `BrokenState`."""
-        return jax.tree.map(lambda a: jnp.mean(a, 0), self.replicates)
-
-    @property
-    def stderr(self) -> BrokenState:
-        """Error bars of these means; see `results.error_bar`."""
-        return jax.tree.map(error_bar, self.replicates)
-
-    @property
-    def status(self) -> Int[Array, ""]:
-        """The worst `Status` over the replicates, as an integer."""
-        return jnp.max(self.replicates.status)
 
     @property
     def broken(self) -> Bool[Array, ""]:
@@ -135,39 +123,23 @@ class OneRSBPoint(Result):
         """Complexity of these minima; see `BrokenState`."""
         return jnp.mean(self.replicates.complexity)
 
-    def numbers(self) -> tuple[dict[str, Float[Array, "..."]], dict[str, Float[Array, "..."]]]:
+    @property
+    def title(self) -> str:
+        kind = "ground state" if self.ground else "state"
+        return f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
+
+    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the means of all numbers that are shown of the state, and their error bars."""
         values = self.replicates.numbers()
         return {name: jnp.mean(a, 0) for name, a in values.items()}, {name: error_bar(a) for name, a in values.items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, numbers and error bars, ready for JSON."""
-        means, bars = ({k: np.asarray(a).tolist() for k, a in part.items()} for part in self.numbers())
-        verdict = {"broken": bool(self.broken), "status": self.status_name, "stderr": bars}
-        return {"alpha": float(self.alpha), "branch": self.branch, **means, **verdict}
+    def details(self) -> list[Row]:
+        row = ("not broken", "", "q1 = q0: the replica-symmetric state is exact")
+        return [row] if self.ok and not self.broken else []
 
     def describe(self) -> Description:
-        kind = "ground state" if self.ground else "state"
-        title = f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
-        status = f"{self.status_name}, residual {float(jnp.max(self.replicates.residual)):.1e}"
-        row = ("not broken", "", "q1 = q0: the replica-symmetric state is exact")
-        details = [row] if self.ok and not self.broken else []
-        return Description(title, status, rows_of(*self.numbers()), details)
-
-
-def check_breaking(model: Model) -> None:
-    """Refuse a model for which `solve_1rsb` has no equations, or too little precision.
-
-    Raises:
-        InputError: the model is in float32, or has a penalty or classes of tokens.
-    """
-    if model.lam.dtype != jnp.float64:
-        requirement = "must be in float64 for solve_1rsb: use jax.config.update('jax_enable_x64', True)"
-        raise InputError("model", f"{requirement}, got {model.lam.dtype}")
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge for solve_1rsb, got {model.penalty!r}")
-    if model.law().sentences is not None:
-        raise InputError("model", "must have tokens without classes for solve_1rsb, got a law with sentences")
+        residual = f"residual {float(jnp.max(self.replicates.residual)):.1e}"
+        return super().describe()._replace(status=f"{self.status_name}, {residual}")
 
 
 def solve_1rsb(
@@ -205,13 +177,12 @@ def solve_1rsb(
         InputError: as `solve`; the model is in float32, or has traced numbers, a penalty or classes of tokens; `s` is
             not positive.
     """
-    check(model, even=branch is not None)
+    needs(model, "solve_1rsb", float64=True, ridge_only=True, independent=True)
     branch = require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))
     if not is_concrete(primals):
         raise InputError("model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside jax.jit")
-    check_breaking(model)
     require_count(replicates, "replicates", 2)
     if s is not None:
         require_number(s, "s", "positive", lambda v: v > 0)

@@ -8,12 +8,10 @@ With the Moreau envelope E_V of the loss,
 M_s is split into the RS potential at the response V + s (q1 - q0) and a remainder. Without jumps the remainder vanishes
 to first order in q1 - q0. The rule of lines gives the RS potential to many digits, and the remainder is small.
 
-Nodes on lines that are dense where the proximal operator jumps.
-
-They serve averages whose integrand is smooth but changes within a short distance of each jump. The nodes are laid for
-one state and then stay where they are; the jumps may move by a part of that distance.
-
-The fields that M_s is averaged over: dense at the jumps, and in two groups, with and without a jump nearby.
+The remainder is smooth in the field of a cluster (xi0), but it changes within a short distance of each jump. The fields
+that it is averaged over lie on the lines of the RS rule, densely at the jumps, and in two groups, with and without a
+jump nearby. They are laid for one state and then stay where they are; the jumps may move by a part of that distance.
+The average over xi1 is that of `clusters`.
 """
 
 from __future__ import annotations
@@ -30,20 +28,24 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from ..averages.fields import fields, teacher_fields, whiten
+from ..averages.fields import teacher_fields, whiten
 from ..averages.lines import LineNodes, directions, lay, legendre
 from ..averages.maxwell import Lines, common_tangents, energy_profile
-from ..averages.moreau import moreau
-from ..averages.nodes import Block
 from ..averages.rules import average_of_weighted, sum_of_weighted
-from ..base.arrays import AnyArray, apply, cholesky, indexed, precise, solve, zeros
+from ..base.arrays import AnyArray, cholesky, indexed, precise, solve, zeros
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric
-from ..rsb import clusters
 from ..theory.equations import value_and_columns
 from ..theory.potentials import block_envelope, stationary, weight_moments
-from .cluster_law import Cluster, find_rough_jump
-from .clusters import by_field, find as find_jumps, find_smooth
+from .cluster_law import ClusterLaw
+from .clusters import Cluster, cluster_at, find_jumps, find_rough_jump, find_smooth, update_minima
+
+_REACH = 6.0  # how far the dense nodes go to either side of a jump, in units of the distance
+_DENSE = 10  # dense nodes on each side
+_DENSITY = 4.0  # other nodes per standard deviation; the minimiser is also steep beyond the end of a jump
+_BLOCK = 256  # number of fields near a jump whose inner averages are taken together
+_SMOOTH_BLOCK = 1024  # the same for fields without a jump nearby
+_ROUND = 32  # the number of blocks is rounded up to a multiple of this, so that replicates share one program
 
 
 class OneRSBOverlaps(eqx.Module):
@@ -97,65 +99,59 @@ class Averages(NamedTuple):
 
 
 Point = tuple[Model, OneRSBOverlaps, Float[Array, ""]]  # a model, order parameters and s
-BlockPoints = tuple[Outer, Cluster, Cluster]  # the fields of a block, and the nodes of M_s and RS
+BlockNodes = tuple[Outer, Cluster, Cluster]  # the fields of a block, and the nodes of M_s and of its RS counterpart
 
 
-def inner(points: BlockPoints, p: Point) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Return ``-(1/s) log E exp(-s E_V)`` at the fields of one block, and its RS counterpart."""
-    outer, cluster, rs_cluster = points
+def _laws(p: Point, block: Outer) -> tuple[ClusterLaw, ClusterLaw]:
+    """Return the laws of the clusters around the fields of a block, for M_s and for its RS counterpart."""
     model, x, s = p
-    y = teacher_fields(model, outer.teacher)
+    law = ClusterLaw(model, x.V, x.spread, block.h, teacher_fields(model, block.teacher))
+    return law, law._replace(V=x.joined(s).V)
 
-    def energies(nodes: Cluster, V: Float[Array, "L r r"]) -> Float[Array, "K N"]:
-        count = len(nodes.log_weight)
-        fields = jnp.tile(outer.h, count) + apply(x.spread, nodes.normals)
-        return moreau(model, nodes.z, fields, V, jnp.tile(y, count)).reshape(count, -1)
 
-    energy = energies(cluster, x.V)
-    lowest = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
-    tilted = lowest - jax.scipy.special.logsumexp(cluster.log_weight - s * (energy - lowest), axis=0) / s
-    share = jnp.exp(rs_cluster.log_weight)
-    return tilted, jnp.sum(share * energies(rs_cluster, x.joined(s).V), 0) / jnp.sum(share, 0)
+def _search_block(find: Callable[..., tuple], p: Point, block: Outer) -> PyTree:
+    """Apply a search of `clusters` to the fields of one block, for M_s and for its RS counterpart, which has s = 0.
+
+    The search starts from the results in the block, which have the form of `_by_field`.
+    """
+    law, rs_law = _laws(p, block)
+
+    def search_part(problem: tuple) -> PyTree:
+        V, s, start = problem
+        return find(law._replace(V=V), s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), start))
+
+    return lax.map(search_part, (jnp.stack([law.V, rs_law.V]), jnp.stack([p[2], jnp.zeros_like(p[2])]), block.searches))
+
+
+def _by_field(results: PyTree, N: int) -> PyTree:
+    """Reshape arrays (..., M N) of results at N fields to (..., M, N); arrays (..., N) become (..., 1, N)."""
+    return jax.tree.map(lambda a: a.reshape(*a.shape[:-1], -1, N), results)
+
+
+def _block_nodes(p: Point, block: Outer, results: PyTree) -> BlockNodes:
+    """Return the nodes at the results of a search in one block, differentiable in p."""
+    nodes, rs_nodes = (cluster_at(law, indexed(results, k)) for k, law in enumerate(_laws(p, block)))
+    return block, nodes, rs_nodes
 
 
 @stationary
-def _remainder(points: BlockPoints, p: Point) -> Float[Array, ""]:
+def _remainder(nodes: BlockNodes, p: Point) -> Float[Array, ""]:
     """Return one block's share of M_s minus the RS potential at `OneRSBOverlaps.joined`.
 
     The RS potential is the average over xi0 and xi1 of the envelope at the response V + s (q1 - q0). At each field its
     average over xi1 is subtracted.
     """
-    outer, (model, x, _) = points[0], p
-    y = teacher_fields(model, outer.teacher)
-    tilted, rs_average = inner(points, p)
-    log_density = whiten(model, x.between, outer.h, y)[1]
+    (outer, *clusters), (model, x, s) = nodes, p
+    laws = _laws(p, outer)
+    energy, rs_energy = (
+        law.energy(c.z, c.normals).reshape(c.log_weight.shape) for law, c in zip(laws, clusters, strict=True)
+    )
+    log_weight, rs_weight = clusters[0].log_weight, jnp.exp(clusters[1].log_weight)
+    lowest = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
+    tilted = lowest - jax.scipy.special.logsumexp(log_weight - s * (energy - lowest), axis=0) / s
+    rs_average = jnp.sum(rs_weight * rs_energy, 0) / jnp.sum(rs_weight, 0)
+    log_density = whiten(model, x.between, outer.h, laws[0].y)[1]
     return jnp.sum(outer.weight * jnp.exp(log_density - outer.log_density) * (tilted - rs_average))
-
-
-def searched(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], block: Outer, find: Callable[..., tuple]) -> PyTree:
-    """Apply a search of `clusters` to the fields of one block, for M_s and for its RS counterpart.
-
-    The search starts from the results in the block, which have the form of `by_field`.
-    """
-    y = teacher_fields(model, block.teacher)
-
-    def search_part(problem: tuple) -> PyTree:
-        V, s, start = problem
-        return find(model, V, x.spread, block.h, y, s, *jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), start))
-
-    return lax.map(search_part, (*_responses(x, s), block.searches))
-
-
-def cluster_points(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], block: Outer, results: PyTree) -> BlockPoints:
-    y = teacher_fields(model, block.teacher)
-    parts = (indexed((_responses(x, s)[0], results), k) for k in range(2))
-    nodes, rs_nodes = (clusters.points(model, V, x.spread, block.h, y, f) for V, f in parts)
-    return block, nodes, rs_nodes
-
-
-def _responses(x: OneRSBOverlaps, s: Float[Array, ""]) -> tuple[Float[Array, "2 L r r"], Float[Array, "2"]]:
-    """Return the responses and Parisi parameters of M_s and of its RS counterpart."""
-    return jnp.stack([x.V, x.joined(s).V]), jnp.stack([s, jnp.zeros_like(s)])
 
 
 # Maps numbers to model, alpha, order parameters and s.
@@ -172,16 +168,14 @@ def channel_expansion(
         with_slopes: whether to compute the derivatives in u, (..., k), most of the work; otherwise they are zero.
     """
 
-    def sums(
-        find: Callable[..., Any], points: Callable[..., Any], share: Callable[..., Any]
-    ) -> Callable[[tuple], PyTree]:
+    def sums(find: Callable[..., Any], nodes_at: Callable[..., Any], share: Callable[..., Any]) -> Callable:
         def block_sums(block: tuple) -> PyTree:
             model, _, x, s = lax.stop_gradient(setting(u))
-            results = find(model, x, s, block)
+            results = find((model, x, s), block)
 
             def values_at(u: Float[Array, " k"]) -> PyTree:
                 model, _, x, s = setting(u)
-                nodes = points(model, x, s, block, results)
+                nodes = nodes_at((model, x, s), block, results)
                 M, (by_model, *gradients) = jax.value_and_grad(lambda *p: share(nodes, p), (0, 1, 2))(model, x, s)
                 return (M, *gradients), by_model
 
@@ -193,11 +187,16 @@ def channel_expansion(
 
         return block_sums
 
-    remainder_sums = sums(partial(searched, find=clusters.update_minima), cluster_points, _remainder)
+    def joined(p: Point) -> tuple[Model, Overlaps]:
+        model, x, s = p
+        return model, x.joined(s)
+
+    lines = averages.lines
+    remainder_sums = sums(partial(_search_block, update_minima), _block_nodes, _remainder)
     line_sums = sums(
-        lambda model, x, s, block: averages.lines.search(model, x.joined(s), block),
-        lambda model, x, s, block, result: averages.lines.points(model, x.joined(s), block, result),
-        lambda points, p: block_envelope(points, (p[0], p[1].joined(p[2]))),
+        lambda p, block: lines.search(*joined(p), block),
+        lambda p, block, result: lines.points(*joined(p), block, result),
+        lambda nodes, p: block_envelope(nodes, joined(p)),
     )
     shares = (
         sum_of_weighted(averages.near_jumps, remainder_sums),
@@ -255,13 +254,27 @@ def overlaps(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> OneRSBO
     return OneRSBOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
 
 
-_REACH = 6.0  # how far the dense nodes go to either side of a jump, in units of the distance
-_DENSE = 10  # dense nodes on each side
-_DENSITY = 4.0  # other nodes per standard deviation; the minimiser is also steep beyond the end of a jump
+def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: Float[Array, ""], lines: LineNodes) -> Averages:
+    """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
+    width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
+    blocks = _in_blocks(lay_fields(model, rs, lines, width), _SMOOTH_BLOCK)
+    blocks = blocks._replace(searches=_search(find_rough_jump, (model, x, s), blocks))
+    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
+    has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
+
+    def group(find: Callable[..., tuple], mask: Bool[np.ndarray, " fields"], width: int) -> Outer:
+        subset = _in_blocks(indexed(flat, (..., mask)), width)
+        return subset._replace(searches=_search(find, (model, x, s), subset))
+
+    return Averages(
+        group(find_jumps, has_jump & is_weighted, _BLOCK),
+        group(find_smooth, ~has_jump & is_weighted, _SMOOTH_BLOCK),
+        lines,
+    )
 
 
-def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Block:
-    """Lay Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
+def lay_fields(model: Model, x: Overlaps, replicate: LineNodes, distance: float) -> Outer:
+    """Lay fields at Gauss-Legendre nodes on the lines of a replicate, in pieces that end at the jumps and around them.
 
     The weights sum to one.
 
@@ -279,8 +292,16 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
     is_significant = weight > 1e-14
     line, s = line[is_significant], s[is_significant]
     h = (lines.origin[:, line] + s * lines.direction[:, line]).reshape(*model.shape[:2], -1)
-    student, _ = whiten(model, x, h, lines.y[..., line])
-    return Block(np.asarray(student), np.asarray(teacher[..., line]), weight[is_significant])
+    teacher = teacher[..., line]
+    return Outer(h, teacher, jnp.asarray(weight[is_significant]), _log_density(model, x, h, teacher))
+
+
+@eqx.filter_jit
+def _log_density(
+    model: Model, x: Overlaps, h: Float[Array, "L r N"], teacher: Float[Array, "L t N"]
+) -> Float[Array, " N"]:
+    """Return the log density of the student's fields given the teacher's."""
+    return whiten(model, x, h, teacher_fields(model, teacher))[1]
 
 
 @eqx.filter_jit
@@ -312,57 +333,6 @@ def nodes_on_line(
     return np.concatenate(nodes), np.concatenate(weights)
 
 
-_BLOCK = 256  # number of fields near a jump whose inner averages are taken together
-_SMOOTH_BLOCK = 1024  # the same for fields without a jump nearby
-_ROUND = 32  # the number of blocks is rounded up to a multiple of this, so that replicates share one program
-
-
-def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: Float[Array, ""], lines: LineNodes) -> Averages:
-    """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
-    width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
-    nodes = lay_nodes(model, rs, lines, width)
-    h, log_density = _outer_fields(model, rs, *map(jnp.asarray, nodes[:2]))
-    outer = Outer(h, jnp.asarray(nodes.teacher), jnp.asarray(nodes.weight), log_density)
-    blocks = _in_blocks(outer, _SMOOTH_BLOCK)
-    blocks = blocks._replace(searches=_searched(model, x, s, blocks, find_rough_jump))
-    flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
-    has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
-
-    def group(find: Callable[..., tuple], mask: Bool[np.ndarray, " fields"], width: int) -> Outer:
-        subset = _in_blocks(indexed(flat, (..., mask)), width)
-        return subset._replace(searches=_searched(model, x, s, subset, find))
-
-    return Averages(
-        group(find_jumps, has_jump & is_weighted, _BLOCK),
-        group(find_smooth, ~has_jump & is_weighted, _SMOOTH_BLOCK),
-        lines,
-    )
-
-
-@eqx.filter_jit
-def _outer_fields(
-    model: Model, x: Overlaps, student: Float[Array, "L r N"], teacher: Float[Array, "L t N"]
-) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
-    """Return the student's fields, and their log density given the teacher's."""
-    h, y = fields(model, x, student, teacher)
-    return h, whiten(model, x, h, y)[1]
-
-
-@eqx.filter_jit
-def _searched(model: Model, x: OneRSBOverlaps, s: Float[Array, ""], blocks: Outer, find: Callable[..., tuple]) -> tuple:
-    """Apply a search of `clusters` to all blocks that have fields with a weight."""
-
-    def search_block(block: Outer) -> PyTree:
-        return by_field(searched(model, x, s, block, find), len(block.weight))
-
-    def fill(k: Int[Array, ""], values: PyTree) -> PyTree:
-        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(indexed(blocks, k)))
-
-    shapes = jax.eval_shape(search_block, indexed(blocks, 0))
-    zero = zeros(shapes, len(blocks.weight))
-    return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)
-
-
 def _in_blocks(outer: Outer, width: int) -> Outer:
     """Return the fields in whole blocks, a multiple of `_ROUND`; fields that fill up the last blocks have no weight."""
     size = outer.weight.shape[-1]
@@ -376,3 +346,18 @@ def _in_blocks(outer: Outer, width: int) -> Outer:
     blocks = jax.tree.map(split, outer)
     is_field = (jnp.arange(count * width) < size).reshape(count, width)
     return blocks._replace(weight=jnp.where(is_field, blocks.weight, 0.0))
+
+
+@eqx.filter_jit
+def _search(find: Callable[..., tuple], p: Point, blocks: Outer) -> tuple:
+    """Apply a search of `clusters` to all blocks that have fields with a weight."""
+
+    def search_block(block: Outer) -> PyTree:
+        return _by_field(_search_block(find, p, block), len(block.weight))
+
+    def fill(k: Int[Array, ""], values: PyTree) -> PyTree:
+        return jax.tree.map(lambda a, b: a.at[k].set(b), values, search_block(indexed(blocks, k)))
+
+    shapes = jax.eval_shape(search_block, indexed(blocks, 0))
+    zero = zeros(shapes, len(blocks.weight))
+    return (lax.fori_loop(0, jnp.sum(jnp.any(blocks.weight > 0, 1)), fill, zero),)

@@ -1,92 +1,72 @@
-"""Shift of the transitions by replica symmetry breaking."""
+"""Shift of the transitions by one step of replica symmetry breaking (1RSB)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.rules import REPLICATES
 from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
-from ..base.report import Description, Result, Settings, error_bar, with_error
-from ..model.checks import check
+from ..base.report import Average, Description, Settings, error_bar, with_error
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
-from ..phases.boundaries import baseline_branch
+from ..phases.boundaries import ALPHA_L, baseline_branch
 from ..phases.events import EVENTS, Transition
-from ..phases.locate import find_zero, guess_of, root_derivatives, with_sensitivities
+from ..phases.locate import find_zero, guess_of, root_derivatives
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
+from ..theory.quantities import Quantity, numbers_by_name, with_sensitivities
 from ..theory.solve import solve_checked
-from ..theory.states import FixedPoint
-from .fixed_points import ORDER, OneRSBPoint, check_breaking, lines_1rsb, solve_1rsb
+from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
 
-class OneRSBTransition(Result):
+class OneRSBTransition(Quantity):
     """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), and its replica-symmetric (RS) value.
+
+    The number is alpha with 1RSB. Its error bar is that of the averages; it does not cover the effect of further steps
+    of breaking. Its status is the worst of the RS transition and of the 1RSB states.
 
     Attributes:
         rs: the RS transition.
+        shift: 1RSB minus RS transition, both on the same averages.
         branches: the 1RSB ground states that define the transition. Those of alpha_c are solved at the RS alpha_c, that
             of alpha_l at the 1RSB alpha_l.
-        shifts: 1RSB minus RS transition in every replicate of the averages.
-        sensitivities: d alpha / d (every number of the model), a pytree like the model; those of the RS theory are
-            `rs.sensitivities`.
-        sensitivities_stderr: error bars of the sensitivities.
     """
 
-    rs: Transition
-    branches: tuple[OneRSBPoint, ...]
-    shifts: Float[Array, " R"]
-    sensitivities: Model
-    sensitivities_stderr: Model
-
-    @property
-    def shift(self) -> Float[Array, ""]:
-        """Shift of the transition, 1RSB minus RS; its error bar is `shift_stderr`."""
-        return jnp.mean(self.shifts)
-
-    @property
-    def shift_stderr(self) -> Float[Array, ""]:
-        """Error bar of `shift`; see `results.error_bar`."""
-        return error_bar(self.shifts)
+    rs: Transition = eqx.field(kw_only=True)
+    shift: Average = eqx.field(kw_only=True)
+    branches: tuple[OneRSBPoint, ...] = eqx.field(kw_only=True)
 
     @property
     def alpha(self) -> Float[Array, ""]:
-        """Transition with 1RSB."""
-        return self.rs.alpha + self.shift
-
-    @property
-    def stderr(self) -> Float[Array, ""]:
-        """Error bar of `alpha` from the averages; it does not cover the effect of further steps of breaking."""
-        return jnp.hypot(self.rs.stderr, self.shift_stderr)
-
-    @property
-    def status(self) -> Int[Array, ""]:
-        """Worst `Status` of the RS transition and of the 1RSB states, as an integer."""
-        return jnp.max(jnp.stack([self.rs.status, *(b.status for b in self.branches)]))
+        """Transition with 1RSB; the same as `value`."""
+        return self.value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the transition in both theories, its derivatives, the shift and the states, ready for JSON."""
-        name = self.rs.event
+        rs: Any = self.rs
         return {
-            name: float(self.alpha),
-            f"{name}_stderr": float(self.stderr),
-            f"{name}_rs": float(self.rs.alpha),
-            f"{name}_rs_stderr": float(self.rs.stderr),
-            "shift": float(self.shift),
-            "shift_stderr": float(self.shift_stderr),
-            **self._derivatives(),
+            rs.event: float(self.alpha),
+            f"{rs.event}_stderr": float(self.stderr),
+            f"{rs.event}_rs": float(rs.alpha),
+            f"{rs.event}_rs_stderr": float(rs.stderr),
+            "shift": float(self.shift.value),
+            "shift_stderr": float(self.shift.stderr),
+            **self.derivatives(),
+            "sensitivities_rs": numbers_by_name(rs.sensitivities),
+            "sensitivities_rs_stderr": numbers_by_name(rs.sensitivities_stderr),
             "status": self.status_name,
             "branches": {b.branch: b.to_dict() for b in self.branches},
         }
@@ -96,36 +76,28 @@ class OneRSBTransition(Result):
             (f"elevation, {b.branch}", with_error(b.elevation, b.stderr.elevation), "of the loss above the RS state's")
             for b in self.branches
         ]
-        values, bars, rs_values, rs_bars = self._derivatives().values()
+        rs: Any = self.rs
+        rs_values, rs_bars = map(scalar_parameters, (rs.sensitivities, rs.sensitivities_stderr))
         sensitivities = [
-            (f"d/d{name}", with_error(a, bars[name]), f"RS: {with_error(rs_values[name], rs_bars[name])}")
-            for name, a in values.items()
+            (*row, f"RS: {with_error(value, rs_bars[name])}")
+            for row, (name, value) in zip(self.sensitivity_rows(scalar_parameters), rs_values.items(), strict=True)
         ]
         return Description(
             "transition with 1RSB",
             self.status_name,
             [
-                (self.rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
-                (f"{self.rs.event}, RS", with_error(self.rs.alpha, self.rs.stderr), "of the replica-symmetric theory"),
-                ("shift", with_error(self.shift, self.shift_stderr), "between them"),
+                (rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
+                (f"{rs.event}, RS", with_error(rs.alpha, rs.stderr), "of the replica-symmetric theory"),
+                ("shift", with_error(self.shift.value, self.shift.stderr), "between them"),
                 *sensitivities,
             ],
             elevations,
         )
 
-    def _derivatives(self) -> dict[str, dict[str, float]]:
-        """Return the sensitivities of both theories and their error bars, each by the names of the numbers."""
-        trees: dict[str, Any] = {
-            "sensitivities": self.sensitivities,
-            "sensitivities_stderr": self.sensitivities_stderr,
-            "sensitivities_rs": self.rs.sensitivities,
-            "sensitivities_rs_stderr": self.rs.sensitivities_stderr,
-        }
-        return {name: scalar_parameters(tree) for name, tree in trees.items()}
 
-
-def critical_alpha_1rsb(
+def transition_1rsb(
     model: Model,
+    event: str = "alpha_c",
     transition: Transition | None = None,
     *,
     order: int = ORDER,
@@ -133,124 +105,106 @@ def critical_alpha_1rsb(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> OneRSBTransition:
-    """Compute alpha_c with one step of replica symmetry breaking, and its shift from the replica-symmetric value.
+    """Compute a transition with one step of replica symmetry breaking, and its shift from the RS value.
 
-    The 1RSB ground states of both branches are solved at the RS alpha_c. To first order, the shift is minus the
-    difference of their elevations over the slope in alpha of the difference of their losses. The sensitivities are the
-    envelope formula ``-(d_p Delta Phi_s) / (d_alpha Delta Phi_s)`` at fixed order parameters and s. They refer to the
-    1RSB alpha_c: the change of the derivatives on the way there from the RS alpha_c is that of the RS states.
+    At alpha_c the losses of the two branches cross. The 1RSB ground states of both branches are solved at the RS
+    alpha_c. To first order, the shift is minus the difference of their elevations over the slope in alpha of the
+    difference of their losses. The sensitivities are the envelope formula ``-(d_p Delta Phi_s) / (d_alpha Delta
+    Phi_s)`` at fixed order parameters and s. They refer to the 1RSB alpha_c: the change of the derivatives on the way
+    there from the RS alpha_c is that of the RS states.
+
+    At alpha_l the global minimum starts to beat the linear baseline. The RS theory decides whether alpha_l lies on a
+    branch or at alpha_c itself; see `linear_crossing`. On a branch, two steps of Newton's method find it, the first
+    with the RS slope, and the implicit function theorem gives its sensitivities. The shift is the difference to the RS
+    alpha_l on the same lines.
 
     Args:
         model: attention layer and data.
+        event: "alpha_c" or "alpha_l".
         transition: the result of `critical_alpha` for the same model; by default it is computed first.
         order, lines, replicates, seed: as in `solve_1rsb`.
 
     Raises:
-        InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found.
+        InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found; for alpha_l, the model has no
+            `target`, or there is no RS alpha_l.
     """
+    event = require_choice(event, "event", ["alpha_c", ALPHA_L])
+    needs(model, "transition_1rsb", float64=True, ridge_only=True, independent=True)
     primal = lax.stop_gradient(model)
-    transition = _alpha_c(primal, transition)
+    if transition is None:
+        transition = critical_alpha(primal)
+    require_kind(transition, "transition", Transition, "the result of critical_alpha")
+    require_choice(transition.event, "transition.event", ["alpha_c"])
+    if not transition.ok or transition.sensitivities is None:
+        raise InputError("transition", f"must have been found, got status {transition.status_name}")
+    critical = lax.stop_gradient(transition)
     rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
-    pair = tuple(solve_1rsb(primal, transition.alpha, branch, **rule) for branch in PAIR)
-    a, b = (point.replicates for point in pair)
-    shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
-    alpha, nodes = transition.alpha + jnp.mean(shifts), lines_1rsb(primal, **rule)
-    rs_points = [solve_checked(primal, alpha, point.branch, nodes, point.rs.overlaps, Settings()) for point in pair]
-    return _moved(model, transition, pair, shifts, _shift_sensitivities(pair, rs_points))
-
-
-def linear_crossing_1rsb(
-    model: Model,
-    transition: Transition | None = None,
-    *,
-    order: int = ORDER,
-    lines: int | None = None,
-    replicates: int = REPLICATES,
-    seed: int = 0,
-) -> OneRSBTransition:
-    """Compute alpha_l, where the global minimum starts to beat the linear baseline, with one step of breaking.
-
-    The RS theory decides whether alpha_l lies on a branch or at alpha_c itself; see `linear_crossing`. On a branch, two
-    steps of Newton's method find it, the first with the RS slope, and the implicit function theorem gives its
-    sensitivities. The shift is the difference to the RS alpha_l on the same lines.
-
-    Args:
-        model, transition, order, lines, replicates, seed: as in `critical_alpha_1rsb`.
-
-    Raises:
-        InputError: as `critical_alpha_1rsb`; there is no RS alpha_l; the model has no `target`.
-    """
-    primal = lax.stop_gradient(model)
-    transition = _alpha_c(primal, transition)
-    rs = lax.stop_gradient(linear_crossing(primal, transition))
-    rule: dict[str, Any] = {"order": order, "lines": lines, "replicates": replicates, "seed": seed}
-    early, late = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
-    owner = baseline_branch(early, late)
+    owner = 1
+    if event == ALPHA_L:
+        owner = int(baseline_branch(*(bool(b.gen_error < b.gen_error_linear) for b in critical.branches)))
     if owner == 1:
-        exchange = critical_alpha_1rsb(model, transition, **rule)
-        return dataclasses.replace(exchange, rs=dataclasses.replace(exchange.rs, event=rs.event))
+        return _moved(model, dataclasses.replace(critical, event=event), *_exchange(primal, critical.alpha, rule))
+    rs = lax.stop_gradient(linear_crossing(primal, critical))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
-    branch = PAIR[0] if owner == 0 else PAIR[1]
+    return _moved(model, rs, *_crossing(primal, rs, PAIR[0] if owner == 0 else PAIR[1], rule))
+
+
+# 1RSB states that define a transition, its shifts in all replicates, and the derivatives of these, (R, ...).
+_Shift = tuple[tuple[OneRSBPoint, ...], Float[Array, " R"], Model]
+
+
+def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _Shift:
+    """Return the shift of alpha_c, where the losses of both branches cross, from the RS value `alpha`."""
+    pair = tuple(solve_1rsb(model, alpha, branch, **rule) for branch in PAIR)
+    a, b = (point.replicates for point in pair)
+    shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
+    # RS states at the 1RSB alpha_c give the change of the derivatives on the way. Both theories are on the same lines.
+    shifted_alpha, nodes = alpha + jnp.mean(shifts), lines_1rsb(model, **rule)
+    shifted_states = [solve_checked(model, shifted_alpha, p.branch, nodes, p.rs.overlaps, Settings()) for p in pair]
+    difference = partial(jax.tree.map, jnp.subtract)
+    rs = difference(*(p.rs.replicates.train_loss_partials for p in pair))
+    shifted = difference(*(state.replicates.train_loss_partials for state in shifted_states))
+    broken = difference(*((p.replicates.loss_by_model, p.replicates.loss_by_alpha) for p in pair))
+    partials = jax.tree.map(lambda broken, shifted, rs: broken + shifted - rs, broken, shifted, rs)
+    return pair, shifts, difference(root_derivatives(*partials)[0], root_derivatives(*rs)[0])
+
+
+def _crossing(model: Model, rs: Transition, branch: str, rule: dict[str, Any]) -> _Shift:
+    """Return the shift of alpha_l, where a branch starts to beat the baseline, from the RS value on the same lines."""
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(find_zero(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
+    zero = run_one(find_zero(event, model, guess, lines_1rsb(model, **rule), Settings(), exact=True, tol=_FINAL))
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
-    alpha = zero.alpha - jnp.mean(excess(primal, zero.alpha)[0] / zero.by_alpha)
-    (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(primal, alpha)
+    alpha = zero.alpha - jnp.mean(excess(model, zero.alpha)[0] / zero.by_alpha)
+    (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(model, alpha)
     value = point.rs.replicates.gen_error_linear - point.replicates.gen_error
     shifts = alpha - value / by_alpha - (zero.alpha - zero.value / zero.by_alpha)
     slopes, rs_slopes = (
         root_derivatives(*partials)[0] for partials in ((by_model, by_alpha), (zero.by_model, zero.by_alpha))
     )
-    return _moved(model, rs, (point,), shifts, jax.tree.map(jnp.subtract, slopes, rs_slopes))
-
-
-def _alpha_c(model: Model, transition: Transition | None) -> Transition:
-    """Return the RS alpha_c without derivatives: the caller's, or that of `critical_alpha`."""
-    if transition is None:
-        check(model)
-        check_breaking(model)
-        transition = critical_alpha(model)
-    require_kind(transition, "transition", Transition, "the result of critical_alpha")
-    require_choice(transition.event, "transition.event", ["alpha_c"])
-    if not transition.ok or transition.sensitivities is None:
-        raise InputError("transition", f"must have been found, got status {transition.status_name}")
-    return lax.stop_gradient(transition)
+    return (point,), shifts, jax.tree.map(jnp.subtract, slopes, rs_slopes)
 
 
 def _moved(
     model: Model, rs: Transition, branches: tuple[OneRSBPoint, ...], shifts: Float[Array, " R"], slopes: Model
 ) -> OneRSBTransition:
-    """Return the RS transition moved by `shifts`, whose sensitivities are `slopes`, with a leading axis R."""
+    """Return an RS transition moved by `shifts`, differentiable in the caller's `model`; see `_Shift`."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
-    alpha = with_sensitivities(rs.alpha[None], rs_slopes, model)[0]
+    rs = eqx.tree_at(lambda t: t.alpha, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
+    shift = Average(jnp.mean(with_sensitivities(shifts, slopes, model)), error_bar(shifts))
     return OneRSBTransition(
-        rs=dataclasses.replace(rs, alpha=alpha),
-        branches=branches,
-        shifts=with_sensitivities(shifts, slopes, model),
+        value=rs.alpha + shift.value,
+        stderr=jnp.hypot(rs.stderr, shift.stderr),
+        status=jnp.max(jnp.stack([rs.status, *(b.status for b in branches)])),
         sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
         sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
+        rs=rs,
+        shift=shift,
+        branches=branches,
     )
-
-
-def _shift_sensitivities(broken: Sequence[OneRSBPoint], shifted: Sequence[FixedPoint]) -> Model:
-    """Return the derivatives of the shift of alpha_c in the model, (R, ...), both theories on the same lines.
-
-    Args:
-        broken: 1RSB states of both branches at the RS alpha_c.
-        shifted: RS states of both branches at the 1RSB alpha_c; they give the change of the derivatives on the way.
-    """
-    difference = partial(jax.tree.map, jnp.subtract)
-    rs_partials = difference(*(b.rs.replicates.train_loss_partials for b in broken))
-    shifted_partials = difference(*(state.replicates.train_loss_partials for state in shifted))
-    broken_partials = difference(*((b.replicates.loss_by_model, b.replicates.loss_by_alpha) for b in broken))
-    by_model, by_alpha = jax.tree.map(
-        lambda broken, shifted, rs: broken + shifted - rs, broken_partials, shifted_partials, rs_partials
-    )
-    return difference(root_derivatives(by_model, by_alpha)[0], root_derivatives(*rs_partials)[0])
