@@ -197,7 +197,7 @@ def test_a_full_disk(folder, traced, arguments, monkeypatch):
     assert fn(*arguments) == fn(*arguments) and len(traced) == 1 and not folder.exists()
 
 
-def test_structures(model):
+def test_structures(model, arguments):
     """Trees that can be stored: modules with static parts, named tuples, dictionaries, lists and None.
 
     A user's module cannot.
@@ -207,7 +207,9 @@ def test_structures(model):
     assert jax.tree.structure(compiled.example(json.loads(json.dumps(compiled.described(tree))))) == jax.tree.structure(
         tree
     )
-    for foreign in (UserModel(**vars(model)), [np.sin], [lambda: 0], {1: 2}):
+    counted = jax.tree.map(lambda a: a, arguments[2])
+    object.__setattr__(counted, "block", np.int64(3))  # an array that is no leaf
+    for foreign in (UserModel(**vars(model)), [np.sin], [lambda: 0], {1: 2}, counted):
         with pytest.raises(TypeError):
             compiled.described(foreign)
 

@@ -277,7 +277,7 @@ class Store:
         if actual != expected:
             names = [name for name in {**expected, **actual} if actual.get(name) != expected.get(name)]
             # Fingerprints are long.
-            differences = (f"{name}={actual.get(name)!r:.24} instead of {expected.get(name)!r:.24}" for name in names)
+            differences = (f"{name}={actual.get(name)!r:.40} instead of {expected.get(name)!r:.40}" for name in names)
             text = f"must {self.requirement}, got {self.argument}='{self.place}' with {', '.join(differences)}"
             raise InputError(self.argument, text)
         return about, arrays

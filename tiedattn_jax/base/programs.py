@@ -28,6 +28,7 @@ from .errors import InputError
 from .files import as_json, from_json, is_own, make_private, name_of, own_class, packed, unpacked, write_whole
 
 _LOCK = threading.Lock()
+_ARRAYS = jax.Array, np.ndarray, np.generic
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
 _SETTINGS = (
     *_LOOK_INSIDE,
@@ -109,7 +110,7 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
     jitted, programs = eqx.filter_jit(fn, **options), {}
 
     def call(*args: PyTree) -> PyTree:
-        arrays, static = eqx.partition(args, lambda a: isinstance(a, (jax.Array, np.ndarray, np.generic)))
+        arrays, static = eqx.partition(args, lambda a: isinstance(a, _ARRAYS))
         (leaves, tree), (constants, static_tree) = map(jax.tree.flatten, (arrays, static))
         devices, jax_settings = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
         on_default_device = [d.platform for d in devices] == [default_device().platform] == [jax.default_backend()]
@@ -191,10 +192,9 @@ def described(tree: PyTree) -> Any:
             kind.
     """
 
-    def leaf(value: Any, place: str) -> Any:
-        return 0 if isinstance(value, (jax.Array, np.ndarray, np.generic)) else {"name": _own_name(value)}
-
-    return as_json(tree, leaf, _own_name, "")
+    # An array in a static field is no leaf: it stays, and is refused.
+    structure = jax.tree.map(lambda a: 0 if isinstance(a, _ARRAYS) else a, tree)
+    return as_json(structure, lambda value, place: {"name": _own_name(value)}, _own_name, "")
 
 
 def example(tree: Any) -> PyTree:

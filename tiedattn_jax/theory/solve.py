@@ -370,7 +370,9 @@ def traced_states(
 ) -> State:
     """Return the states of all replicates in traced code: `Problem.solve_from_far` or `solve_replicates` as one loop.
 
-    The program contains one copy of the evaluation.
+    The program contains one copy of the evaluation. In a batch on an accelerator all lanes wait for the slowest one in
+    every search. That costs little: at 16 alphas from .5 to 2 a batch makes 95 evaluations of the semantic branch,
+    where the slowest lane alone makes 92.
 
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
