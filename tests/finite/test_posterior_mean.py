@@ -33,7 +33,7 @@ def test_a_random_start_is_that_of_its_key(model):
     data = ta.sample_data(model, d=40, alpha=1.0, key=jax.random.key(0))
 
     def first(**options):
-        return np.asarray(ta.posterior_mean(model, data, steps=1, **options).history[0])
+        return np.asarray(ta.posterior_mean(model, data, steps=1, **options).history.q[0])
 
     np.testing.assert_array_equal(first(), first(key=jax.random.key(0)))
     assert np.all(first() != first(key=jax.random.key(1)))
