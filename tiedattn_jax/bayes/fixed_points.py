@@ -1,6 +1,6 @@
 """Fixed points of the Bayes-optimal learner: the smallest error that any learner can reach.
 
-# notation: as in `potentials`; v are the conjugates qhat in one vector, F(v) their image.
+# notation: as in `channel`; v are the conjugates qhat in one vector, F(v) their image.
 
 The map of the conjugates is monotone, so iterating it from an uninformed start ends at the state with the smallest
 overlap, which message passing reaches, and from an informed start at the one with the largest.

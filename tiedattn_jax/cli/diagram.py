@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.errors import InputError, require_memory
 from ..base.files import pack
-from ..bayes.thresholds import RECOVERIES
+from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..phases.boundaries import Boundary
 from ..phases.grid import phase_diagram
 from ..phases.trace import trace_boundary

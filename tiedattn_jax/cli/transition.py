@@ -12,14 +12,16 @@ import numpy as np
 from ..averages.rules import SIZES
 from ..base.files import csv_of
 from ..bayes.fixed_points import bayes
-from ..bayes.thresholds import Recovery, perfect_recovery, weak_recovery
+from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..model.overlaps import PAIR
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
 from ..phases.follow import Curve
 from ..phases.sweep import sweep
+from ..phases.thresholds import threshold
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
+from ..theory.quantities import Threshold
 from .options import MODEL, OPTIMAL, averages, model_of, nodes_of, subcommand
 from .report import Report, png, progress_bars
 
@@ -40,10 +42,10 @@ def run(args: argparse.Namespace) -> Report:
     curves: list[Curve] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
-        recoveries: list[Recovery] = []
+        recoveries: list[Threshold] = []
         if args.optimal:
             stage("optimal learner")(0, 1)
-            recoveries = [weak_recovery(model), perfect_recovery(model)]
+            recoveries = [threshold(model, event) for event in RECOVERIES]
             places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
             optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:

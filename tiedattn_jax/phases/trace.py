@@ -23,9 +23,10 @@ from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
-from .independent import THRESHOLDS, collected, thresholds_of
+from .independent import collected, thresholds_of
 from .inputs import prepared
 from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
+from .thresholds import THRESHOLDS
 
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
