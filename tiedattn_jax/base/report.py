@@ -1,6 +1,7 @@
-"""Printing of results: numbers with error bars, tables, and for each result one line and one page; and their files.
+"""Results: how they print, are saved and drawn, and what they share: status, settings, replicates and error bars.
 
-Definitions that every solve shares: status, settings, the test whether a state exists, and the error bar.
+A result that was averaged over replicates lists what it shows in class variables, see `Replicated`; its `to_dict`, its
+line and its page follow from them. `picture` makes its `plot`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import abc
 import dataclasses
 import enum
 import html
+import importlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -218,10 +220,24 @@ def entries(values: Numbers, errors: Numbers | None = None) -> str:
     return f"[{', '.join(texts)}{', ...' * (len(values) > _ENTRIES)}]"
 
 
-def rows_of(values: Mapping[str, Numbers], errors: Mapping[str, Numbers] | None = None) -> list[Row]:
-    """Return rows (name, numbers, meaning) for scalars or arrays (L, ...) over the tokens."""
+def rows_of(
+    values: Mapping[str, Numbers],
+    errors: Mapping[str, Numbers] | None = None,
+    *,
+    meanings: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Return rows (name, numbers, meaning) for scalars or arrays (L, ...) over the tokens; meanings as in `WORDS`."""
     bars = errors or {name: np.zeros(np.shape(a)) for name, a in values.items()}
-    return [(name, entries(*by_token(a, bars[name])), WORDS.get(name, "")) for name, a in values.items()]
+    words = WORDS | {name: word for name, word in (meanings or {}).items() if word}
+    return [(name, entries(*by_token(a, bars[name])), words.get(name, "")) for name, a in values.items()]
+
+
+def plain(value: Any) -> Any:
+    """Return arrays as numbers or lists, and modules and dictionaries as dictionaries of these, ready for JSON."""
+    if isinstance(value, (eqx.Module, Mapping)):
+        fields = value if isinstance(value, Mapping) else vars(value)
+        return {name: plain(item) for name, item in fields.items()}
+    return np.asarray(value).tolist() if isinstance(value, _ARRAYS) else value
 
 
 def table(rows: Iterable[Sequence[Any]]) -> str:
@@ -284,8 +300,16 @@ class Replicated(Result):
     """A result that was computed in every replicate of the averages, and whose numbers are means over these.
 
     Subclasses have the numbers of all replicates in `replicates`. Under `vmap` all arrays lead with the axis of the
-    settings, which `batch_probe` recognises.
+    settings, which `batch_probe` recognises. Class variables list what the result shows:
+
+        SETTING   names of fields that say where it was computed
+        SHOWN     names of the numbers in `mean` and `stderr`, each with its meaning; if empty, that of `WORDS`
+        FLAGS     names of properties that the numbers decide
     """
+
+    SETTING: ClassVar[tuple[str, ...]] = ()
+    SHOWN: ClassVar[Mapping[str, str]] = {}
+    FLAGS: ClassVar[tuple[str, ...]] = ()
 
     @property
     def replicate_axis(self: Any) -> int:
@@ -307,6 +331,59 @@ class Replicated(Result):
     def status(self: Any) -> Int[Array, "*batch"]:
         """The worst `Status` over the replicates."""
         return jnp.max(self.replicates.status, -1)
+
+    @property
+    def title(self) -> str:
+        """The kind of the result and its setting, in a few words."""
+        return type(self).__name__
+
+    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the numbers of `SHOWN` and their error bars, by name."""
+        mean, bars = self.mean, self.stderr
+        return {name: getattr(mean, name) for name in self.SHOWN}, {name: getattr(bars, name) for name in self.SHOWN}
+
+    def details(self) -> list[Row]:
+        """Return further rows of the page."""
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return setting, numbers, flags, status and error bars; valid JSON if all numbers are finite."""
+        setting, flags = ({name: plain(getattr(self, name)) for name in names} for names in (self.SETTING, self.FLAGS))
+        numbers, bars = map(plain, self.numbers())
+        return {**setting, **numbers, **flags, "status": self.status_name, "stderr": bars}
+
+    def describe(self) -> Description:
+        rows = rows_of(*self.numbers(), meanings=self.SHOWN)
+        return Description(self.title, self.status_name, rows, self.details())
+
+
+def picture(figure: str, contents: str, *panels: str, many: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+    """Return a method `plot` that draws a result.
+
+    Args:
+        figure: function of `tiedattn_jax.plotting`, such as "theory.branch_figure"; it takes the result, `ax` and
+            further options.
+        contents: what it draws, in words.
+        panels: names of its panels; none for a single one.
+        many: makes of the result what a figure of several results takes.
+    """
+
+    def plot(self: Any, *, ax: Any = None, **options: Any) -> Any:
+        module, name = figure.split(".")
+        draw = getattr(importlib.import_module(f"tiedattn_jax.plotting.{module}"), name)
+        return draw(self if many is None else many(self), ax=ax, **options)
+
+    axes = f": one for each of the panels {', '.join(panels)}, or a dict of some of them" if panels else ""
+    plot.__doc__ = f"""Plot {contents}; see `plotting.{figure}`.
+
+        Args:
+            ax: matplotlib axes to draw on instead of a new figure{axes}.
+            options: further options of the figure.
+
+        Returns:
+            The figure, or `ax`.
+        """
+    return plot
 
 
 _MOST_STEPS = 10**9  # twice as many still are an integer of 32 bits

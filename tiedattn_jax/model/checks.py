@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -175,6 +175,7 @@ def identity(model: Model) -> str:
 _DERIVATIVES = (lambda fn, argnums: fn, jax.grad, jax.hessian)  # custom derivatives are in the text of these only
 
 
+_OVERLAP = 1e-6  # overlap of the teacher with an encoding below which they count as orthogonal
 _CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
 
 
@@ -190,6 +191,62 @@ def check_provides(model: Model, method: str, reason: str) -> None:
         name = type(model).__name__
         raise InputError(
             "model", f"must have a method `{method}` {reason}, got {name} without it: see tiedattn_jax.Model"
+        )
+
+
+def needs(
+    model: Model,
+    purpose: str,
+    *,
+    even: bool = True,
+    provides: Mapping[str, str] | None = None,
+    float64: bool = False,
+    smooth: bool = False,
+    ridge_only: bool = False,
+    independent: bool = False,
+    orthogonal: bool = False,
+    one_eigenvalue: bool = False,
+) -> None:
+    """Check a model, and that it is of the kind that a computation takes.
+
+    Args:
+        model: a layer and its data.
+        purpose: name of the computation, which messages say.
+        even: as in `check`.
+        provides: optional methods that the model must have written, each with what it is for.
+        float64: whether numbers must be in double precision.
+        smooth: whether the loss must have no kinks.
+        ridge_only: whether there must be no penalty besides the ridge.
+        independent: whether tokens must have no classes.
+        orthogonal: whether the teacher must be orthogonal to the encodings.
+        one_eigenvalue: whether every token's covariance must be a multiple of the identity.
+
+    Raises:
+        InputError: as `check`; or the model is of another kind. The message says what it must be, and `purpose`.
+    """
+    check(model, even=even)
+    for method, reason in (provides or {}).items():
+        check_provides(model, method, reason)
+    if float64 and model.lam.dtype != jnp.float64:
+        text = f"must be in float64 for {purpose}: use jax.config.update('jax_enable_x64', True)"
+        raise InputError("model", f"{text}, got {model.lam.dtype}")
+    if smooth and model.nonsmooth:
+        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
+    if ridge_only and model.penalty is not None:
+        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
+    if not (independent or orthogonal or one_eigenvalue):
+        return
+    law = model.law()
+    if independent and law.sentences is not None:
+        raise InputError("model", f"must have tokens without classes for {purpose}, got a law with sentences")
+    if one_eigenvalue:
+        requirement = f"a model whose covariances have one eigenvalue each for {purpose}"
+        require(len(law.weights) == 1, "model", f"{len(law.weights)} atoms", requirement)
+    if orthogonal and is_concrete(model):
+        with with_values():
+            cross = np.asarray(model.law().cross)
+        require(
+            np.abs(cross) < _OVERLAP, "law.cross", cross, f"zero, a teacher orthogonal to the encodings, for {purpose}"
         )
 
 
