@@ -129,13 +129,10 @@ def perfect_recovery(model: Model, nodes: Rule | None = None) -> Recovery:
     Raises:
         InputError: as `bayes`; also if labels are noisy, do not give the fields up to a sign, or tokens differ.
     """
-    check_bayes(model)
+    check_bayes(model, "perfect recovery", one_eigenvalue=True)
     if not has_closed_form(model) or float(noise_of(model)) > 0:
         raise InputError("model", "must have exact labels that give the fields up to a sign, and tokens that are alike")
-    L, law = model.shape[0], model.law()
-    if len(law.weights) > 1:
-        raise InputError("model", f"must have one eigenvalue of the covariance, got {len(law.weights)} atoms")
-    information = jnp.full(2, 1 / L, model.lam.dtype)  # two replicates that agree: it is known exactly
+    information = jnp.full(2, 1 / model.shape[0], model.lam.dtype)  # two replicates that agree: it is known exactly
     return Recovery.of_model(
         lambda _: information,
         model,
@@ -186,11 +183,8 @@ def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> 
 
 def check_spectral(model: Model) -> None:
     """Raise an `InputError` unless `model` has a spectral start: one column of the teacher, isotropic tokens."""
-    check_bayes(model)
+    check_bayes(model, "a spectral start", independent=True, one_eigenvalue=True)
     require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
-    law = model.law()
-    isotropic = len(law.weights) == 1 and law.sentences is None
-    require(isotropic, "model", f"{len(law.weights)} atoms", "a model whose covariances have one eigenvalue each")
 
 
 @program

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,12 +35,13 @@ from ..averages.rules import Replicate, Rule, check_rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
-from ..base.report import Description, MeanField, Replicated, Status, rows_of
+from ..base.report import Description, MeanField, Replicated, Status
+from ..model.checks import needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.quantities import Threshold
 from ..theory.solve import check_alpha
-from .flow import check_independent, check_smooth, smooth_rule, span_fields
+from .flow import smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
@@ -83,6 +84,13 @@ class SmallStart(Replicated):
     teacher = MeanField[Array]()
     bulk = MeanField[Array]()
     batch_probe = "alpha", 0
+    SETTING = ("alpha",)
+    SHOWN: ClassVar = {
+        "encodings": "growth rate of this overlap",
+        "teacher": "growth rate of this overlap",
+        "bulk": "growth rate of a student without overlaps",
+    }
+    FLAGS = "separates", "first"
 
     @property
     def separates(self) -> Bool[Array, "*batch 2"]:
@@ -103,29 +111,19 @@ class SmallStart(Replicated):
         finite = jnp.isfinite(rates.encodings) & jnp.isfinite(rates.teacher) & jnp.isfinite(rates.bulk)
         return jnp.where(finite, Status.converged, Status.nonfinite)
 
+    @property
+    def title(self) -> str:
+        return f"small start at alpha = {self.alpha:g}, {self.first} first"
+
     def to_dict(self) -> dict[str, Any]:
-        """Return setting, rates and error bars, ready for JSON."""
-        names = (*DIRECTIONS, "bulk")
-        rates, bars = ({name: float(getattr(r, name)) for name in names} for r in (self.mean, self.stderr))
-        separates = dict(zip(DIRECTIONS, np.asarray(self.separates).tolist(), strict=True))
-        return {
-            "alpha": float(self.alpha),
-            **rates,
-            "separates": separates,
-            "first": self.first,
-            "status": self.status_name,
-            "stderr": bars,
-        }
+        separates = np.asarray(self.separates).tolist()
+        return super().to_dict() | {"separates": dict(zip(DIRECTIONS, separates, strict=True))}
 
     def describe(self) -> Description:
-        rates, bars = self.mean, self.stderr
-        rows = []
-        for name, separates in (*zip(DIRECTIONS, np.asarray(self.separates), strict=True), ("bulk", True)):
-            (row,) = rows_of({name: getattr(rates, name)}, {name: getattr(bars, name)})
-            meaning = "growth rate of a student without overlaps" if name == "bulk" else "growth rate of this overlap"
-            rows.append((*row[:2], meaning if separates else "does not separate from the bulk"))
-        what = f"small start at alpha = {self.alpha:g}, {self.first} first"
-        return Description(what, self.status_name, rows)
+        description = super().describe()
+        separates = dict(zip(DIRECTIONS, self.separates, strict=True)) | {"bulk": True}
+        rows = [r if separates[r[0]] else (*r[:2], "does not separate from the bulk") for r in description.numbers]
+        return description._replace(numbers=rows)
 
 
 def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
@@ -189,8 +187,7 @@ def _rule(model: Model, nodes: Rule | None) -> Rule:
 
 def _check(model: Model) -> None:
     """Raise an `InputError` unless the closed form holds for `model`; `small_start` lists what it needs."""
-    check_smooth(model, "small starts")
-    check_independent(model, "small starts")
+    needs(model, "small starts", smooth=True, ridge_only=True, independent=True, orthogonal=True)
     if not is_concrete(model):
         return
     with with_values():

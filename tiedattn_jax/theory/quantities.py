@@ -63,8 +63,8 @@ class Quantity(Result):
             values: the number in every replicate; NaN in those that lack it.
             rates: its derivatives in the numbers of the setting, leaves (R, ...): a model, or a model and an array for
                 alpha. None if they are not known.
-            setting: the caller's model, or model and alpha, in which the result is differentiable; None if `values` have
-                their own derivatives.
+            setting: the caller's model, or model and alpha, in which the result is differentiable. None if `values`
+                have their own derivatives.
             status: see `Quantity.status`.
             known: whether the number exists; otherwise all numbers are NaN.
             fields: further fields of a subclass.
