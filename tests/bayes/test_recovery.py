@@ -34,23 +34,23 @@ def test_single_precision():
 
 def test_noise_delays_weak_recovery():
     """(1 + Delta)^2 / 6 with Delta = noise / sigma^2, and its derivative in sigma."""
-    threshold, delta = ta.threshold(Noisy.of(), "weak_recovery"), 0.36
+    threshold, delta = ta.threshold(Noisy(), "weak_recovery"), 0.36
     assert float(threshold.alpha) == pytest.approx((1 + delta) ** 2 / 6, rel=1e-9)
     slope = 2 * (1 + delta) / 6 * (-2 * delta / 0.5)
     assert float(threshold.sensitivities.sigma) == pytest.approx(slope, rel=1e-9)
     assert float(threshold.sensitivities.omega) == 0
 
     def alpha(sigma):
-        return ta.threshold(dataclasses.replace(Noisy.of(), sigma=sigma), "weak_recovery").alpha
+        return ta.threshold(dataclasses.replace(Noisy(), sigma=sigma), "weak_recovery").alpha
 
-    sigma = Noisy.of().sigma
+    sigma = Noisy().sigma
     assert float(jax.grad(alpha)(sigma)) == pytest.approx(slope, rel=1e-9)
     bend = (2 * delta / 0.5) ** 2 / 3 + 2 * (1 + delta) * delta / 0.5**2  # and the second derivative
     assert float(jax.grad(jax.grad(alpha))(sigma)) == pytest.approx(bend, rel=1e-9)
 
 
 def test_weak_recovery_by_averages_over_labels():
-    plain = Plain.of()
+    plain = Plain()
     threshold = ta.threshold(plain, "weak_recovery", nodes=ta.sobol_nodes(ta.posterior_pair(plain), 2**12))
     assert abs(float(threshold.alpha) - 1 / 6) < 3 * float(threshold.stderr) < 0.01
 
@@ -90,7 +90,7 @@ def test_spectral_overlap(model, alpha, expected):
 
 @pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
 def test_spectral_overlap_by_averages_over_labels(kinds):
-    plain, model = (kind.of() for kind in kinds)
+    plain, model = (kind() for kind in kinds)
     nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
     averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
     assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)
@@ -99,7 +99,7 @@ def test_spectral_overlap_by_averages_over_labels(kinds):
 
 def test_thresholds_have_the_error_bars_of_means_over_replicates():
     """And so have their derivatives, here beside derivatives in forward mode."""
-    noisy = NoisyPlain.of()
+    noisy = NoisyPlain()
     nodes = ta.sobol_nodes(ta.posterior_pair(noisy), 2**8)
     values, threshold = recovery.thresholds(noisy, nodes, False), ta.threshold(noisy, "weak_recovery", nodes=nodes)
     np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)

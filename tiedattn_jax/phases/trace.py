@@ -58,7 +58,7 @@ def trace_boundary(
             baselines together, because it coincides with one of the three. It takes no `start`, nor do the thresholds.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
-        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `weak_recovery`.
+        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `threshold`.
         start: where the event is expected at the first value, as in `find_event`; by default the alphas `SEARCH` are
             searched.
         settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are

@@ -102,6 +102,25 @@ class Quantity(Result):
         status = jnp.where(known, Status.converged, Status.absent)
         return cls.of(values, rates, status=status, known=known, **fields)
 
+    @property
+    def title(self) -> str:
+        """The number in words."""
+        return "value"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the number, its error bar, its derivatives and the status; valid JSON if all numbers are finite."""
+        return {
+            "value": float(self.value),
+            "stderr": float(self.stderr),
+            **self.derivatives(),
+            "status": self.status_name,
+        }
+
+    def describe(self) -> Description:
+        headline = f"{self.title} = {with_error(self.value, self.stderr)}"
+        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
+        return Description(headline, self.status_name, *rows)
+
     def derivatives(self) -> dict[str, Any]:
         """Return the sensitivities and their error bars by the names of the numbers, ready for JSON."""
         trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
@@ -149,9 +168,7 @@ class Threshold(Quantity):
         return "" if self.ok else "the threshold is not finite"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the threshold with its error bar and derivatives, ready for JSON."""
-        numbers = {"event": self.event, "alpha": float(self.value), "stderr": float(self.stderr)}
-        return {**numbers, **self.derivatives(), "status": self.status_name}
+        return {"event": self.event} | super().to_dict()
 
     def describe(self) -> Description:
         return Description(self.meaning, self.status_name, [("alpha", with_error(self.value, self.stderr), "n / d")])
