@@ -266,8 +266,8 @@ def _runs(
     """Return the fluctuations in every replicate.
 
     R is integrated first. Steps of the linear equation then span two intervals of the path of R, so that every stage of
-    a Runge-Kutta step has its coefficients, and these are computed once for every point. Integrated together with R, they
-    would be computed three times as often; at the standard setting this takes 1.6 times as long.
+    a Runge-Kutta step has its coefficients, and these are computed once for every point. In steps together with R they
+    would be computed three times as often. At the standard setting this takes 1.6 times as long.
     """
     eta, kappa, until = numbers
     count = 2 * steps * (points - 1)
