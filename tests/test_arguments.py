@@ -162,7 +162,10 @@ CHANGES = {
         lambda: {"model": model(), "event": "alpha_c", "parameter": "sigma", "values": [0.5], "nodes": lines()},
         {"settings": ROUGH},
     ),
-    "separation": (lambda: {"model": model()}, {"nodes": lambda: ta.sobol_nodes(ta.span_fields(model()), 2**8)}),
+    "threshold": (
+        lambda: {"model": model(), "name": "encodings separate"},
+        {"nodes": lambda: ta.sobol_nodes(ta.span_fields(model()), 2**8)},
+    ),
     "sgd": (
         lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0},
         {"steps": 4},
@@ -218,7 +221,7 @@ def test_every_argument_has_a_test():
 
 RUNS = "gamp", "train"  # a program is compiled for many of their arguments
 SEARCHES = (
-    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "trace_boundary", "separation",
+    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "trace_boundary", "threshold",
     "sgd", "posterior_mean",
 )  # fmt: skip
 MARKS = dict.fromkeys(RUNS, pytest.mark.slow) | dict.fromkeys(SEARCHES, pytest.mark.long)

@@ -169,7 +169,7 @@ DOCSTRINGS: dict[str, list[str]] = {
     "landscape_map": [f"by default 2^{power(landscape._MAP_NODES, 2)} Sobol points"],
     "population": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
     "small_start": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
-    "Separation.status": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],
+    "threshold": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],
     "sgd": [
         f"else 2^{power(sgd._NODES, 2)} Sobol points",
         f"If it exceeds 1e{power(sgd._TOL, 10)} the steps are doubled",

@@ -15,9 +15,9 @@ passing and training follow from it. The public functions by task:
     files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, transition_1rsb
-    optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
+    optimal learner                 bayes, threshold, posterior_mean
                                     Preimages, orbit, posterior_pair
-    learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
+    learning dynamics               sgd, emergence, small_start, threshold, population, span_fields,
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     fields of FixedPoint; error_bar
@@ -47,12 +47,7 @@ from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .bayes.channel import posterior_pair as posterior_pair
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
-from .bayes.thresholds import (
-    Recovery as Recovery,
-    perfect_recovery as perfect_recovery,
-    spectral_overlap as spectral_overlap,
-    weak_recovery as weak_recovery,
-)
+from .bayes.thresholds import Recovery as Recovery, spectral_overlap as spectral_overlap
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
 from .dynamics.flow import span_fields as span_fields
 from .dynamics.landscape import (
@@ -63,12 +58,7 @@ from .dynamics.landscape import (
 )
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
-from .dynamics.small_start import (
-    Separation as Separation,
-    SmallStart as SmallStart,
-    separation as separation,
-    small_start as small_start,
-)
+from .dynamics.small_start import SmallStart as SmallStart, small_start as small_start
 from .finite.data import Data as Data
 from .finite.diagnosis import Diagnosis as Diagnosis, Finding as Finding, diagnose as diagnose
 from .finite.evaluation import (
@@ -123,6 +113,7 @@ from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.locate import Guess as Guess, find_event as find_event
 from .phases.sweep import sweep as sweep
+from .phases.thresholds import threshold as threshold
 from .phases.trace import trace_boundary as trace_boundary
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
@@ -130,6 +121,7 @@ from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
 from .rsb.transitions import OneRSBTransition as OneRSBTransition, transition_1rsb as transition_1rsb
 from .theory.multistart import find_states as find_states
 from .theory.observables import Diagnostics as Diagnostics
+from .theory.quantities import Threshold as Threshold
 from .theory.solve import solve as solve
 from .theory.state_evolution import StateEvolution as StateEvolution, state_evolution as state_evolution
 from .theory.states import FixedPoint as FixedPoint

@@ -172,7 +172,7 @@ def test_several_eigenvalues_and_equal_ones():
     np.testing.assert_allclose(ta.bayes(same, 0.4).q, ta.bayes(ta.dot_product(), 0.4).q, rtol=1e-8)
     spread = np.where(np.arange(16) < 8, 0.1, 0.4)
     other = ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
-    assert ta.weak_recovery(other).alpha < ta.weak_recovery(same).alpha
+    assert ta.threshold(other, "weak_recovery").alpha < ta.threshold(same, "weak_recovery").alpha
     assert overlap(other, 0.3) > overlap(same, 0.3)
 
 
@@ -188,7 +188,7 @@ def test_several_eigenvalues_and_equal_ones():
         (lambda: ta.bayes(ta.dot_product(), 1.0, start="semantic"), "start"),
         (lambda: ta.bayes(ta.dot_product(), 1.0, nodes=ta.sobol_nodes(three_tokens(), 2**6)), "nodes"),
         (lambda: ta.bayes(ta.dot_product(teacher=np.eye(2), rank=2), 1.0), "fewer columns"),
-        (lambda: ta.perfect_recovery(Noisy()), "exact labels"),
+        (lambda: ta.threshold(Noisy(), "perfect_recovery"), "exact labels"),
         (lambda: ta.spectral_overlap(ta.dot_product(), 0.0), "alpha must be positive"),
     ],
 )

@@ -127,7 +127,7 @@ def test_spectral_law(model, minima):
 @pytest.mark.parametrize(
     ("layer", "options", "problem"),
     [
-        (ta.dot_product(), {"kappa": -0.1}, "kappa must be finite and at least zero"),
+        (ta.dot_product(), {"kappa": -0.1}, "kappa must be zero or positive, and finite"),
         (ta.dot_product(), {"branch": "uninformed"}, "branch must be 'semantic'"),
         (ta.dot_product(penalty=ta.L1(0.1)), {}, "model must have no penalty"),
         (ta.relu_attention(), {}, "model must have a loss without kinks"),

@@ -163,19 +163,20 @@ def test_closed_form():
 
 
 def test_separation(model):
-    alphas = ta.separation(model)
-    assert float(alphas.encodings) == pytest.approx(0.41904, abs=1e-5)
-    assert float(alphas.teacher) == pytest.approx(1.20866, abs=1e-5)
-    assert alphas.ok and all(float(bar) < 1e-7 for bar in alphas.stderr.values())
+    names = "encodings separate", "teacher separates"
+    encodings, teacher = alphas = [ta.threshold(model, name) for name in names]
+    assert float(encodings.alpha) == pytest.approx(0.41904, abs=1e-5)
+    assert float(teacher.alpha) == pytest.approx(1.20866, abs=1e-5)
+    for alpha in alphas:
+        assert alpha.ok and alpha.stderr < 1e-7 and alpha.sensitivities_stderr.sigma < 1e-5
     for factor, separates in ((0.97, [False, False]), (1.03, [True, False])):
-        assert np.asarray(ta.small_start(model, factor * alphas.encodings).separates).tolist() == separates
+        assert np.asarray(ta.small_start(model, factor * encodings.alpha).separates).tolist() == separates
     for factor in (0.97, 1.03):
-        assert bool(ta.small_start(model, factor * alphas.teacher).separates[1]) == (factor > 1)
+        assert bool(ta.small_start(model, factor * teacher.alpha).separates[1]) == (factor > 1)
     step = 1e-4
-    low, high = (ta.separation(ta.dot_product(sigma=0.5 + s)) for s in (-step, step))
-    for name in ("encodings", "teacher"):
-        slope = float(getattr(high, name) - getattr(low, name)) / (2 * step)
-        assert float(alphas.sensitivities[name].sigma) == pytest.approx(slope, rel=1e-5)
+    for name, alpha in zip(names, alphas, strict=True):
+        low, high = (ta.threshold(ta.dot_product(sigma=0.5 + s), name).alpha for s in (-step, step))
+        assert float(alpha.sensitivities.sigma) == pytest.approx(float(high - low) / (2 * step), rel=1e-5)
 
 
 def test_derivatives(model):

@@ -40,8 +40,8 @@ def test_a_threshold():
     result = ta.event_map(
         lambda omega, sigma: ta.dot_product(omega=omega, sigma=sigma), [0.3, 0.4], [0.5, 0.6], "encodings separate"
     )
-    single = ta.separation(ta.dot_product(omega=0.3, sigma=0.6))
-    np.testing.assert_allclose(result.alpha[1, 0], single.encodings, rtol=1e-12)
+    single = ta.threshold(ta.dot_product(omega=0.3, sigma=0.6), "encodings separate")
+    np.testing.assert_allclose(result.alpha[1, 0], single.alpha, rtol=1e-12)
     assert result.names == ("x", "y") and result.event == "encodings separate"
 
 

@@ -3,11 +3,7 @@
 The structure is that of `theory`: two scalar potentials, whose gradients are the equations. Minus the log evidence of a
 label takes the place of the Moreau envelope, and the Gaussian prior of the teacher that of the ridge.
 
-channel         what one label tells of the teacher's fields
-signs           averages in closed form, for labels that give the fields up to a sign
-nodes           averages over two draws of the teacher's fields
-potentials      the two scalars that everything follows from
-fixed_points    `bayes`, and its result
-recovery        thresholds: `weak_recovery`, `perfect_recovery`
-spectral        theory of the spectral start
+channel        what one label tells of the teacher, and the two scalars that everything follows from
+fixed_points   `bayes`, and its result
+thresholds     weak and perfect recovery, and the theory of the spectral start
 """

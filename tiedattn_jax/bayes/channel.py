@@ -1,23 +1,9 @@
-"""Averages for the Bayes-optimal learner: nodes of two draws of the teacher's fields.
-
-Averages over the sign channel in closed form: labels that give the teacher's noisy fields up to a common sign.
-
-# notation: one teacher column, L tokens that are alike, U = Y + noise, W the variance of U given its mean w, c = |w|^2
-# / (L W) on average, x = |w| / sqrt(W) = sqrt(c) chi with chi of the chi law of L degrees, a a standard normal.
-
-The score is ``g = (U tanh(U.w / W) - w) / W`` with ``U.w / W = x (x + a)``, so that averages over sentences are
-averages over x and a. They are smooth, and a product rule is accurate to 1e-11 for any c.
-
-The label channel: what one label tells a learner that knows the law of the data and of the teacher.
+"""The label channel of the Bayes-optimal learner, and the two scalar potentials that all its equations follow from.
 
 # notation: w (L, t) the mean and V (L, t, t) the covariance of the teacher's fields Y before the label O is seen,
-# Z(O, w) = int dY N(Y; w, V) p(O | Y) the evidence, g = d log Z / dw = V^{-1} (E[Y | O, w] - w) the score.
-
-The two scalar potentials of the Bayes-optimal learner, and the equations that follow from them.
-
-# notation: q_l (t, t) the overlap of the posterior mean with the teacher, V_l = rho_l - q_l its error, qhat_l the
-# conjugates, pi_a the second moments of the teacher at atom a of the spectrum, S_a = sum_l gamma_al qhat_l, g_l the
-# score.
+# Z(O, w) = int dY N(Y; w, V) p(O | Y) the evidence, g = d log Z / dw = V^{-1} (E[Y | O, w] - w) the score;
+# q_l (t, t) the overlap of the posterior mean with the teacher, V_l = rho_l - q_l its error, qhat_l the conjugates,
+# pi_a the second moments of the teacher at atom a of the spectrum, S_a = sum_l gamma_al qhat_l.
 
 The structure is that of `theory.potentials`: minus the log evidence takes the place of the Moreau envelope, and the
 Gaussian prior of the teacher that of the ridge. The free entropy per dimension is the extremum over q and qhat of
@@ -25,6 +11,13 @@ Gaussian prior of the teacher that of the ridge. The free entropy per dimension 
     - 1/2 sum_l tr(qhat_l q_l) + psi(qhat) + alpha Psi(q).
 
 At the extremum ``q = 2 dpsi / dqhat`` and ``qhat = 2 alpha dPsi / dq``, which is ``alpha E[g g^T]``.
+
+Averages over the labels are over nodes of two draws of the teacher's fields. For labels that give the teacher's noisy
+fields U = Y + noise up to a common sign they have a closed form, for one teacher column and L tokens that are alike.
+With W the variance of U given its mean w, c = |w|^2 / (L W) on average, x = |w| / sqrt(W) = sqrt(c) chi with chi of the
+chi law of L degrees, and a standard normal a, the score is ``g = (U tanh(U.w / W) - w) / W`` with
+``U.w / W = x (x + a)``. Averages over sentences are then averages over x and a. They are smooth, and a product rule is
+accurate to 1e-11 for any c.
 """
 
 from __future__ import annotations
@@ -50,6 +43,9 @@ from ..model.overlaps import symmetric
 from ..theory.observables import target_at_nodes
 from ..theory.potentials import over_nodes
 
+_LARGEST = 10.0  # beyond x = 10 the sign is known but for a probability of exp(-50)
+_RADII = 48  # nodes of x, in the closed form
+_STEP, _RANGE = 0.2, 9.0  # trapezoidal rule of a; it converges exponentially
 # A tensor grid without its smallest weights. At the standard setting the test error is then
 # accurate to 3e-6.
 _ORDER, _LEAST_WEIGHT = 12, 1e-10
@@ -93,60 +89,6 @@ def default_rule(model: Model, closed_form: bool, spacing: float) -> Rule:
     if closed_form:
         return smooth_nodes(pair, _ORDER, _NODES, least_weight=_LEAST_WEIGHT, replicates=3)
     return sobol_nodes(pair, _GRID_NODES if spacing else _NODES)
-
-
-_LARGEST = 10.0  # beyond x = 10 the sign is known but for a probability of exp(-50)
-_RADII = 48  # nodes of x
-_STEP, _RANGE = 0.2, 9.0  # trapezoidal rule of a; it converges exponentially
-
-
-@cache
-def _unit_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Gauss-Legendre nodes and weights on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(order)
-    return (x + 1) / 2, w / 2
-
-
-def chi_rule(L: int, reach: Float[Array, ""], order: int) -> tuple[Float[Array, " {order}"], Float[Array, " {order}"]]:
-    """Return nodes and weights of averages over the chi law of L degrees, up to the radius `reach`."""
-    unit, weight = (jnp.asarray(a, reach.dtype) for a in _unit_rule(order))
-    chi = reach * unit
-    density = chi ** (L - 1) * jnp.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
-    return chi, reach * weight * density
-
-
-def largest_radius(L: int) -> float:
-    """Return a radius beyond which the chi law of L degrees has no weight that a float sees."""
-    return math.sqrt(L) + 9
-
-
-def _grid(L: int, c: Float[Array, ""]) -> tuple[Array, Array, Array]:
-    """Return x (X, 1), a (A,) and the weights (X, A) of the averages."""
-    chi, weight = chi_rule(L, jnp.minimum(largest_radius(L), _LARGEST / jnp.sqrt(c)), _RADII)
-    a = jnp.asarray(np.arange(-_RANGE, _RANGE + _STEP / 2, _STEP), c.dtype)
-    normal = _STEP * jnp.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
-    return (jnp.sqrt(c) * chi)[:, None], a, weight[:, None] * normal
-
-
-def sign_information(L: int, c: Float[Array, ""]) -> Float[Array, ""]:
-    """Return ``I_L(c) = W E|g|^2``: about ``L (L + 1) c`` for small c, and L for large c.
-
-    It is ``L - E[((x + a)^2 + L - 1) sech^2(x (x + a))]``. For small c it is computed as
-    ``E[((x + a)^2 + L - 1) tanh^2(x (x + a))] - L c``, where large terms have cancelled.
-    """
-    x, a, weight = _grid(L, c)
-    factor, argument = (x + a) ** 2 + (L - 1), x * (x + a)
-    small = jnp.sum(weight * factor * jnp.tanh(argument) ** 2) - L * c
-    sech_square = 4 * jax.nn.sigmoid(2 * argument) * jax.nn.sigmoid(-2 * argument)  # cosh overflows in float32
-    return jnp.where(c < 1, small, L - jnp.sum(weight * factor * sech_square))
-
-
-def sign_evidence(L: int, c: Float[Array, ""], W: Float[Array, ""]) -> Float[Array, ""]:
-    """Return E log Z of a sentence, normalised as `channel.log_evidence`."""
-    x, a, weight = _grid(L, c)
-    # log(1 + exp(-2 x (x + a))), which vanishes where the sign is known
-    unknown = jnp.sum(weight * jnp.logaddexp(0.0, -2 * x * (x + a)))
-    return unknown - math.log(2) - L / 2 * (1 + jnp.log(2 * jnp.pi * W))
 
 
 def log_evidence(label: Preimages, w: Float[Array, "L t"], V: Float[Array, "L t t"]) -> Float[Array, ""]:
@@ -235,7 +177,7 @@ def channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
 
 
 def sign_channel(model: Model, x: Posterior, noise: Float[Array, ""]) -> Channel:
-    """Return `channel` in closed form for labels that give the teacher's fields up to a common sign, see `signs`."""
+    """Return `channel` in closed form for labels that give the teacher's fields up to a common sign."""
     L = model.shape[0]
     q, W = jnp.mean(x.q), jnp.mean(x.V) + noise
     information = sign_information(L, q / W) / (L * W)
@@ -270,3 +212,52 @@ def free_entropy(
 ) -> Float[Array, ""]:
     """Compute the free entropy per dimension, up to a constant of the target times alpha."""
     return -0.5 * jnp.sum(hats * x.q) + prior(model, hats) + alpha * evidence
+
+
+@cache
+def _unit_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Gauss-Legendre nodes and weights on [0, 1]."""
+    x, w = np.polynomial.legendre.leggauss(order)
+    return (x + 1) / 2, w / 2
+
+
+def chi_rule(L: int, reach: Float[Array, ""], order: int) -> tuple[Float[Array, " {order}"], Float[Array, " {order}"]]:
+    """Return nodes and weights of averages over the chi law of L degrees, up to the radius `reach`."""
+    unit, weight = (jnp.asarray(a, reach.dtype) for a in _unit_rule(order))
+    chi = reach * unit
+    density = chi ** (L - 1) * jnp.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
+    return chi, reach * weight * density
+
+
+def largest_radius(L: int) -> float:
+    """Return a radius beyond which the chi law of L degrees has no weight that a float sees."""
+    return math.sqrt(L) + 9
+
+
+def _grid(L: int, c: Float[Array, ""]) -> tuple[Array, Array, Array]:
+    """Return x (X, 1), a (A,) and the weights (X, A) of the averages."""
+    chi, weight = chi_rule(L, jnp.minimum(largest_radius(L), _LARGEST / jnp.sqrt(c)), _RADII)
+    a = jnp.asarray(np.arange(-_RANGE, _RANGE + _STEP / 2, _STEP), c.dtype)
+    normal = _STEP * jnp.exp(-(a**2) / 2) / math.sqrt(2 * math.pi)
+    return (jnp.sqrt(c) * chi)[:, None], a, weight[:, None] * normal
+
+
+def sign_information(L: int, c: Float[Array, ""]) -> Float[Array, ""]:
+    """Return ``I_L(c) = W E|g|^2``: about ``L (L + 1) c`` for small c, and L for large c.
+
+    It is ``L - E[((x + a)^2 + L - 1) sech^2(x (x + a))]``. For small c it is computed as
+    ``E[((x + a)^2 + L - 1) tanh^2(x (x + a))] - L c``, where large terms have cancelled.
+    """
+    x, a, weight = _grid(L, c)
+    factor, argument = (x + a) ** 2 + (L - 1), x * (x + a)
+    small = jnp.sum(weight * factor * jnp.tanh(argument) ** 2) - L * c
+    sech_square = 4 * jax.nn.sigmoid(2 * argument) * jax.nn.sigmoid(-2 * argument)  # cosh overflows in float32
+    return jnp.where(c < 1, small, L - jnp.sum(weight * factor * sech_square))
+
+
+def sign_evidence(L: int, c: Float[Array, ""], W: Float[Array, ""]) -> Float[Array, ""]:
+    """Return E log Z of a sentence, normalised as `log_evidence`."""
+    x, a, weight = _grid(L, c)
+    # log(1 + exp(-2 x (x + a))), which vanishes where the sign is known
+    unknown = jnp.sum(weight * jnp.logaddexp(0.0, -2 * x * (x + a)))
+    return unknown - math.log(2) - L / 2 * (1 + jnp.log(2 * jnp.pi * W))

@@ -1,6 +1,6 @@
 """Fixed points of the Bayes-optimal learner: the smallest error that any learner can reach.
 
-# notation: as in `potentials`; v are the conjugates qhat in one vector, F(v) their image.
+# notation: as in `channel`; v are the conjugates qhat in one vector, F(v) their image.
 
 The map of the conjugates is monotone, so iterating it from an uninformed start ends at the state with the smallest
 overlap, which message passing reaches, and from an informed start at the one with the largest.
@@ -8,8 +8,8 @@ overlap, which message passing reaches, and from an informed start at the one wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
 from ..averages.rules import Replicate, Rule, check_rule
-from ..base.arrays import AnyArray, either, positive_definite, precise
+from ..base.arrays import either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.report import Description, MeanField, Replicated, Status, rows_of
-from ..model.checks import check, check_provides
+from ..base.report import MeanField, Replicated, Row, Status, picture
+from ..model.checks import needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric
 from ..theory.solve import check_alpha
@@ -49,7 +49,6 @@ _ZERO, _PERFECT = 1e-8, 1e13
 _GROWTH, _FAR_GROWTH, _FAR = 0.3, 9.0, (1e-2, 1e2)
 _CUT = 0.9  # largest relative length of Newton's step
 _RESOLUTION = 2.0  # sqrt(V / rho) over the spacing of a grid of preimages, below which the grid is too coarse
-_SHOWN = "q", "gen_error", "free_entropy"  # numbers of a printed report
 _SAME = 1e-6  # relative difference of the overlaps of two starts above which they are two states
 
 
@@ -90,6 +89,9 @@ class BayesPoint(Replicated):
     gen_error = MeanField[Array]()
     free_entropy = MeanField[Array]()
     batch_probe = "alpha", 0
+    SETTING = ("alpha",)
+    SHOWN: ClassVar = {"q": "", "gen_error": "", "free_entropy": ""}
+    FLAGS = ("hard",)
 
     @property
     def status(self) -> Int[Array, "*batch"]:
@@ -106,44 +108,23 @@ class BayesPoint(Replicated):
         difference = jnp.abs(jnp.mean(self.replicates.q - self.other.q, axis))
         return jnp.max(difference, (-3, -2, -1)) > _SAME * jnp.max(rho, (-4, -3, -2, -1))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, numbers and error bars, ready for JSON."""
-        means, bars = (
-            {name: np.asarray(getattr(state, name)).tolist() for name in _SHOWN} for state in (self.mean, self.stderr)
-        )
-        hard = np.asarray(self.hard).tolist()
-        return {
-            "alpha": np.asarray(self.alpha).tolist(),
-            **means,
-            "hard": hard,
-            "status": self.status_name,
-            "stderr": bars,
-        }
-
-    def describe(self) -> Description:
+    @property
+    def title(self) -> str:
         kind = "Bayes-optimal" if self.start is None else f"Bayes-optimal, {self.start} start"
-        rows = rows_of(*({name: getattr(state, name) for name in _SHOWN} for state in (self.mean, self.stderr)))
-        details = []
-        if self.hard and self.other is not None:
-            text = "hard phase: the state from the other start, which has the smaller free entropy"
-            details = [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
-        return Description(f"{kind} at alpha = {self.alpha:g}", self.status_name, rows, details)
+        return f"{kind} at alpha = {self.alpha:g}"
 
-    def plot(
-        self, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None, ax: Any = None
-    ) -> Any:
-        """Plot overlap and test error against alpha, for a result under `vmap`; see `plotting.optimal`.
+    def details(self) -> list[Row]:
+        if not self.hard or self.other is None:
+            return []
+        text = "hard phase: the state from the other start, which has the smaller free entropy"
+        return [("q", f"{float(jnp.mean(self.other.q)):.6g}", text)]
 
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "overlap" and
-                "gen_error", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.theory import optimal_figure
-
-        return optimal_figure(self, recoveries, spectral, ax=ax)
+    plot = picture(
+        "theory.optimal_figure",
+        "overlap and test error against alpha, for a result under `vmap`",
+        "overlap",
+        "gen_error",
+    )
 
 
 def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:
@@ -189,16 +170,21 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
     return BayesPoint(model, alpha, either(has_high, high, low), either(has_high, low, high), None)
 
 
-def check_bayes(model: Model) -> None:
-    """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe."""
-    check(model, even=False)
-    check_provides(model, "target", "for the Bayes-optimal learner")
-    check_provides(model, "preimages", "that says which fields of the teacher a label allows")
+def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind: bool) -> None:
+    """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe.
+
+    Args:
+        model: a layer and its data.
+        purpose, kind: what else a computation needs, as in `needs`.
+    """
+    provides = {
+        "target": "for the Bayes-optimal learner",
+        "preimages": "that says which fields of the teacher a label allows",
+    }
+    needs(model, purpose, even=False, provides=provides, ridge_only=True, **kind)
     require_takes(
         model.preimages, "preimages", ("Y", *["noise"] * bool(model.noise)), f" of a model with noise = {model.noise}"
     )
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty for the Bayes-optimal learner, got {model.penalty!r}")
     if is_concrete(model):
         with with_values():
             _check_numbers(model)

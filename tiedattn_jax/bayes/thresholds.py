@@ -1,19 +1,21 @@
-"""Thresholds of the Bayes-optimal learner: where any learning begins, and where the teacher is recovered exactly.
-
-The spectral start: an eigenvector of a matrix of data alone that overlaps with the teacher, and its theory.
+"""Thresholds of the Bayes-optimal learner, and the spectral start, which works from the first of them on.
 
 # notation: G = rho^{1/2} Hess rho^{1/2} with the Hessian of the log evidence of a label at w = 0, so that
 # 1 + G = E[y y^T | O] for fields y of unit covariance; c = sqrt(alpha / alpha_WR); T = G (c + G)^{-1}.
 
-The matrix is ``M = sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d`` over the tokens of all sentences. Its leading
-eigenvector overlaps with the teacher from weak recovery on (Luo, Alghamdi and Lu 2019 for one token: the processing T
-is the optimal one).
+Learning begins at weak recovery, alpha_WR, and the teacher is recovered exactly from perfect recovery on.
+
+The spectral start is the leading eigenvector of a matrix of data alone,
+``M = sum_mu sum_{l l'} x_l T(O^mu)_{l l'} x_{l'}^T / d`` over the tokens of all sentences. It overlaps with the teacher
+from weak recovery on (Luo, Alghamdi and Lu 2019 for one token: the processing T is the optimal one).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -24,37 +26,38 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, require
-from ..base.report import Average, Description, error_bar, rows_of
+from ..base.report import Average, Description, error_bar, with_error
 from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
+from ..theory.quantities import Threshold
 from ..theory.solve import check_alpha
-from ..theory.thresholds import Threshold
 from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, sign_channel
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
 
-RECOVERIES = "weak_recovery", "perfect_recovery"
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
+_RADII = 128  # nodes of |U| in the spectrum of G
 
 
 class Recovery(Threshold):
-    """The threshold "weak_recovery" or "perfect_recovery"; see `Threshold`.
+    """The threshold "perfect_recovery"; see `Threshold`.
 
     Attributes:
-        algorithmic: for perfect recovery, the alpha above which message passing reaches it from a random start.
+        algorithmic: the alpha above which message passing recovers the teacher from a random start.
     """
 
-    algorithmic: Float[Array, ""] | None = None
+    algorithmic: Float[Array, ""] = eqx.field(kw_only=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"algorithmic": float(self.algorithmic)}
 
     def describe(self) -> Description:
-        numbers = {"alpha": self.alpha}
-        if self.algorithmic is not None:
-            numbers["algorithmic"] = self.algorithmic
-        rows = rows_of(numbers, dict.fromkeys(numbers, self.stderr))
-        return Description(f"{self.event.replace('_', ' ')} of the teacher", self.status_name, rows)
+        description = super().describe()
+        row = "algorithmic", with_error(self.algorithmic), "from here on by message passing from a random start"
+        return description._replace(numbers=[*description.numbers, row])
 
 
-def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
+def weak_recovery(model: Model, nodes: Rule | None = None) -> Threshold:
     """Return the alpha below which the labels say nothing of the teacher's direction, even to an optimal learner.
 
     Above it the state without overlap is unstable: any small overlap grows. With the Hessian G of the log evidence of a
@@ -69,20 +72,13 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
         InputError: as `bayes`.
     """
     check_bayes(model)
-    rule = averages_of(model, nodes)
-    closed_form = has_closed_form(model)
-
-    def mean(model: Model) -> tuple[Array, Array]:
-        values = thresholds(model, rule, closed_form)
-        return jnp.mean(values), values
-
-    (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
-    return Recovery("weak_recovery", alpha, error_bar(values), slopes)
-
-
-def recovery(event: str, model: Model, nodes: Rule | None) -> Threshold:
-    """Return one of the two thresholds by its name; perfect recovery needs no nodes."""
-    return weak_recovery(model, nodes=nodes) if event == "weak_recovery" else perfect_recovery(model)
+    rule, closed_form = averages_of(model, nodes), has_closed_form(model)
+    return Threshold.of_model(
+        lambda model: thresholds(model, rule, closed_form),
+        model,
+        event="weak_recovery",
+        meaning="weak recovery of the teacher",
+    )
 
 
 @program
@@ -119,26 +115,37 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
     return over_nodes(model, replicate, block_sum)
 
 
-def perfect_recovery(model: Model) -> Recovery:
+def perfect_recovery(model: Model, nodes: Rule | None = None) -> Recovery:
     """Return the alpha above which the teacher is recovered exactly, for exact labels that give fields up to a sign.
 
     It is 1 / L: n sentences give n L numbers, and the teacher has d. Message passing from a random start reaches it
     where ``alpha(q) = q / (dq/dqhat . I_L)``, the alpha at which q is a fixed point, has its maximum; for two tokens
     and more the maximum is the limit 1 / L, and for one token (real phase retrieval) it is 1.128.
 
+    Args:
+        model: as in `bayes`.
+        nodes: not used; the averages have a closed form.
+
     Raises:
         InputError: as `bayes`; also if labels are noisy, do not give the fields up to a sign, or tokens differ.
     """
-    check_bayes(model)
+    check_bayes(model, "perfect recovery", one_eigenvalue=True)
     if not has_closed_form(model) or float(noise_of(model)) > 0:
         raise InputError("model", "must have exact labels that give the fields up to a sign, and tokens that are alike")
-    L, law = model.shape[0], model.law()
-    if len(law.weights) > 1:
-        raise InputError("model", f"must have one eigenvalue of the covariance, got {len(law.weights)} atoms")
-    information = jnp.full((), 1 / L, model.lam.dtype)
-    algorithmic = jnp.maximum(information, jnp.max(_alphas(model)))
-    slopes = jax.tree.map(jnp.zeros_like, model)
-    return Recovery("perfect_recovery", information, jnp.zeros_like(information), slopes, algorithmic)
+    information = jnp.full(2, 1 / model.shape[0], model.lam.dtype)  # two replicates that agree: it is known exactly
+    return Recovery.of_model(
+        lambda _: information,
+        model,
+        event="perfect_recovery",
+        meaning="perfect recovery of the teacher",
+        algorithmic=jnp.maximum(information[0], jnp.max(_alphas(model))),
+    )
+
+
+THRESHOLDS: dict[str, Callable[[Model, Rule | None], Threshold]] = {
+    "weak_recovery": weak_recovery,
+    "perfect_recovery": perfect_recovery,
+}
 
 
 @program
@@ -153,30 +160,6 @@ def _alphas(model: Model) -> Float[Array, " Q"]:
         return conjugate / sign_channel(model, x, jnp.zeros_like(fraction)).information[0, 0, 0]
 
     return jax.lax.map(alpha, log_odds)
-
-
-_RADII = 128  # nodes of |U|
-
-
-@precise
-def label_matrix(model: Model, label: Preimages, c: Float[Array, ""]) -> Float[Array, "n n"]:
-    """Return ``rho^{-1/2} T rho^{-1/2}`` of one label, which multiplies its n = L t inputs."""
-    rho = model.rho
-    hessian = curvature(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
-    values, vectors = jnp.linalg.eigh(_whitened(model, hessian))
-    inputs = inverse(_root(model)).T @ vectors
-    return (inputs * (values / (c + values))) @ inputs.T
-
-
-def _whitened(model: Model, hessian: Float[Array, "L t L t"]) -> Float[Array, "n n"]:
-    """Return G of a Hessian in w."""
-    root = _root(model)
-    return root.T @ hessian.reshape(root.shape) @ root
-
-
-def _root(model: Model) -> Float[Array, "n n"]:
-    """Return rho^{1/2} of all tokens, a Cholesky factor."""
-    return jax.scipy.linalg.block_diag(*cholesky(model.rho))
 
 
 def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Average:
@@ -200,11 +183,8 @@ def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> 
 
 def check_spectral(model: Model) -> None:
     """Raise an `InputError` unless `model` has a spectral start: one column of the teacher, isotropic tokens."""
-    check_bayes(model)
+    check_bayes(model, "a spectral start", independent=True, one_eigenvalue=True)
     require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
-    law = model.law()
-    isotropic = len(law.weights) == 1 and law.sentences is None
-    require(isotropic, "model", f"{len(law.weights)} atoms", "a model whose covariances have one eigenvalue each")
 
 
 @program
@@ -250,3 +230,24 @@ def _cosine(alpha: Array, c: Array, G: Float[Array, "N n"], weight: Float[Array,
     square = G_V(V) ** 2
     cosine_square = (1 - mean(square)) / (1 + mean(square * G))
     return jnp.sqrt(jnp.where(c > 1, jnp.maximum(cosine_square, 0.0), 0.0))
+
+
+@precise
+def label_matrix(model: Model, label: Preimages, c: Float[Array, ""]) -> Float[Array, "n n"]:
+    """Return ``rho^{-1/2} T rho^{-1/2}`` of one label, which multiplies its n = L t inputs."""
+    rho = model.rho
+    hessian = curvature(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
+    values, vectors = jnp.linalg.eigh(_whitened(model, hessian))
+    inputs = inverse(_root(model)).T @ vectors
+    return (inputs * (values / (c + values))) @ inputs.T
+
+
+def _whitened(model: Model, hessian: Float[Array, "L t L t"]) -> Float[Array, "n n"]:
+    """Return G of a Hessian in w."""
+    root = _root(model)
+    return root.T @ hessian.reshape(root.shape) @ root
+
+
+def _root(model: Model) -> Float[Array, "n n"]:
+    """Return rho^{1/2} of all tokens, a Cholesky factor."""
+    return jax.scipy.linalg.block_diag(*cholesky(model.rho))

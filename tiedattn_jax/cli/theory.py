@@ -13,7 +13,7 @@ from ..averages.rules import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, pack
 from ..bayes.fixed_points import bayes
-from ..bayes.thresholds import RECOVERIES, Recovery, perfect_recovery, weak_recovery
+from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..model.overlaps import BRANCHES, PAIR
 from ..phases.boundaries import Boundary
 from ..phases.ends import BranchEnd, branch_ends
@@ -21,9 +21,11 @@ from ..phases.events import Transition
 from ..phases.follow import Curve
 from ..phases.grid import phase_diagram
 from ..phases.sweep import sweep
+from ..phases.thresholds import threshold
 from ..phases.trace import trace_boundary
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
+from ..theory.quantities import Threshold
 from ..theory.solve import solve
 from .options import (
     ALPHA,
@@ -53,10 +55,10 @@ def run_transition(args: argparse.Namespace) -> Report:
     curves: list[Curve] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
-        recoveries: list[Recovery] = []
+        recoveries: list[Threshold] = []
         if args.optimal:
             stage("optimal learner")(0, 1)
-            recoveries = [weak_recovery(model), perfect_recovery(model)]
+            recoveries = [threshold(model, event) for event in RECOVERIES]
             places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
             optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:

@@ -14,7 +14,7 @@ from ``W = R x 1`` for a random student. A negative eigenvalue of H makes the me
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -40,21 +40,13 @@ from ..base.errors import (
     require_number,
     require_positive,
 )
-from ..base.report import Description, Replicated, Status, with_error
+from ..base.report import Description, Replicated, Status, picture, rows_of
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
-from .flow import (
-    check_independent,
-    check_one_eigenvalue,
-    check_smooth,
-    directions_of,
-    encodings_on_directions,
-    forces,
-    integrated,
-    refined,
-)
+from .flow import directions_of, encodings_on_directions, forces, integrated, refined
 from .sgd import Crossing, first_crossing
 
 MECHANISMS = "encodings", "teacher"
@@ -100,6 +92,15 @@ class Emergence(Replicated):
     """
 
     batch_probe = "t", 1
+    SETTING = "eta", "kappa", "t"
+    SHOWN: ClassVar = {
+        "R": "tr R",
+        "encodings": "d times the mean square of the overlap",
+        "growth_encodings": "rate of this overlap",
+        "teacher": "d times the mean square of the overlap",
+        "growth_teacher": "rate of this overlap",
+    }
+    FLAGS = ("first",)
     model: Model
     eta: Float[Array, "*batch"]
     kappa: Float[Array, "*batch"]
@@ -155,43 +156,26 @@ class Emergence(Replicated):
             return first_crossing(f, slope, self.t)
 
         runs = self.replicates
-        return Crossing(
-            f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism,
-            jax.vmap(time)(runs.fluctuations, runs.rate),
-        )
+        event = f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism
+        return Crossing.of_existing(jax.vmap(time)(runs.fluctuations, runs.rate), event=event)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the mean squares of the overlaps and their growth rates against time; see `plotting.dynamics`.
+    plot = picture(
+        "simulations.emergence_figure",
+        "the mean squares of the overlaps and their growth rates against time",
+        "square",
+        "growth",
+    )
 
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "square" and "growth", or
-                a dict that names some of them.
-
-        Returns:
-            A matplotlib figure, or `ax`.
-        """
-        from ..plotting.simulations import emergence_figure
-
-        return emergence_figure(self, ax)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, curves and error bars, ready for JSON."""
-        values, bars = ({k: np.asarray(a).tolist() for k, a in vars(s).items()} for s in (self.mean, self.stderr))
-        numbers = {"eta": float(self.eta), "kappa": float(self.kappa), "t": np.asarray(self.t).tolist()}
-        return {**numbers, **values, "first": self.first, "status": self.status_name, "stderr": bars}
-
-    def describe(self) -> Description:
-        end, bars = (indexed(s, -1) for s in (self.mean, self.stderr))
-        size, bar = (np.trace(s.R) for s in (end, bars))
-        rows = [("size", with_error(size, bar), "tr R")]
-        for name in MECHANISMS:
-            for prefix, words in (("", "d times the mean square of the overlap"), ("growth_", "rate of this overlap")):
-                value, bar = (getattr(s, prefix + name) for s in (end, bars))
-                rows.append((prefix + name, with_error(value, bar), words))
-        what = (
+    @property
+    def title(self) -> str:
+        return (
             f"Fluctuations of a student without overlaps at t = {self.t[-1]:g}, fastest growth along the {self.first}"
         )
-        return Description(what, self.status_name, rows)
+
+    def describe(self) -> Description:
+        ends = ({name: curve[-1] for name, curve in curves.items()} for curves in self.numbers())
+        values, bars = ({"size": np.trace(end.pop("R"))} | end for end in ends)
+        return Description(self.title, self.status_name, rows_of(values, bars, meanings={"size": "tr R"} | self.SHOWN))
 
 
 def emergence(
@@ -228,9 +212,15 @@ def emergence(
         InputError: R is not positive definite, eta or until is not positive, kappa is negative; the loss has kinks or
             is not even; the model has a penalty, classes of tokens or several eigenvalues.
     """
-    check_smooth(model, "fluctuations of one-pass SGD")
-    check_independent(model, "fluctuations of one-pass SGD")
-    check_one_eigenvalue(model)
+    needs(
+        model,
+        "fluctuations of one-pass SGD",
+        smooth=True,
+        ridge_only=True,
+        independent=True,
+        orthogonal=True,
+        one_eigenvalue=True,
+    )
     require_positive(eta, "eta")
     require_positive(until, "until")
     require_not_negative(kappa, "kappa")
@@ -276,7 +266,8 @@ def _runs(
     """Return the fluctuations in every replicate.
 
     R is integrated first. Steps of the linear equation then span two intervals of the path of R, so that every stage of
-    a Runge-Kutta step has its coefficients, and these are computed once for every point.
+    a Runge-Kutta step has its coefficients, and these are computed once for every point. In steps together with R they
+    would be computed three times as often. At the standard setting this takes 1.6 times as long.
     """
     eta, kappa, until = numbers
     count = 2 * steps * (points - 1)

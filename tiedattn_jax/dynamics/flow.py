@@ -1,8 +1,4 @@
-"""The classical Runge-Kutta method of fourth order with equal steps, for states that are trees of arrays.
-
-Averages over the teacher's fields and fluctuations along encodings, for students in the span of these directions.
-
-The equations of one-pass stochastic gradient descent: drift and noise of the student's second moments.
+"""The equations of one-pass stochastic gradient descent: drift and noise of the student's second moments.
 
 # notation: eta rate, kappa ridge per sample, t = steps / d. For every atom of the spectrum R (r, r), Theta (r, t) and
 # M (r, J) are the second moments of the student's entries, with the teacher's, and with those of the encodings.
@@ -15,6 +11,10 @@ mean step of an entry q_i of the student,
 
 and the moments move as this step says. A step also has noise; its variance eta^2 sum_l gamma_l E[u_l u_l^T], with the
 gradients u_l of the loss in the fields, adds to R.
+
+Before the equations come the classical Runge-Kutta method of fourth order, with equal steps, and the averages for
+students in the span of teacher and encodings: their fields follow from the teacher's and from the fluctuations of the
+tokens along the encodings.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from ..averages.moreau import gradient_at_nodes
 from ..averages.recipes import smooth_nodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import precise
-from ..base.errors import InputError, as_array, is_concrete, require, require_kind, with_values
+from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.report import Status
-from ..model.checks import check
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
@@ -162,32 +161,6 @@ def smooth_rule(fields: SpanFields) -> Rule:
     """Return the default averages of smooth functions: a tensor grid for few fields, else Sobol points."""
     order = _ORDERS.get(fields.shape[0] * sum(fields.columns), 0)
     return smooth_nodes(fields, order, _NODES, replicates=3)
-
-
-def check_smooth(model: Model, purpose: str, *, even: bool = True) -> None:
-    """Raise an `InputError` unless `model` has a smooth loss, even if that is required, and no penalty."""
-    check(model, even=even)
-    if model.nonsmooth:
-        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
-    if model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
-
-
-def check_independent(model: Model, purpose: str) -> None:
-    """Raise an `InputError` unless `model` has independent tokens, and a teacher without the encodings' directions."""
-    law = model.law()
-    if law.sentences is not None:
-        raise InputError("model", f"must have independent tokens for {purpose}, got classes of tokens")
-    if is_concrete(model):
-        with with_values():
-            cross = np.asarray(model.law().cross)
-        require(np.abs(cross) < 1e-6, "law.cross", cross, "zero: a teacher that is orthogonal to the encodings")
-
-
-def check_one_eigenvalue(model: Model) -> None:
-    """Raise an `InputError` unless every covariance of `model` is a multiple of the identity."""
-    atoms = len(model.law().weights)
-    require(atoms == 1, "model", f"{atoms} atoms", "a model whose covariances have one eigenvalue each")
 
 
 @jax.custom_jvp

@@ -8,7 +8,7 @@ then the student along the teacher and the student along the encodings.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -19,34 +19,20 @@ from jaxtyping import Array, Float, Int, Real
 
 from ..averages.nodes import sobol_nodes
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, average, check_rule
+from ..averages.rules import Replicate, Rule, average
 from ..base.arrays import AnyArray, cholesky, stacked
-from ..base.errors import (
-    InputError,
-    as_number,
-    require_choice,
-    require_not_negative,
-    require_positive,
-)
-from ..base.report import Description, Replicated, Status, rows_of
+from ..base.errors import InputError, as_number, require_choice, require_positive
+from ..base.report import Description, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..model.parameters import PlaneResult, models_of_plane
 from ..theory.observables import error_in_block
-from .flow import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
-from .population import Risk, population
+from .flow import directions_of, span_fields
+from .population import Risk, averages_of, checked_ridge, states_of
 
 _NODES, _MAP_NODES = 2**18, 2**14
 CANDIDATES = "semantic", "positional"
 CHANGES = "global", "steepest", "several"
-MEANINGS = {
-    "semantic": "risk of the student that follows the teacher",
-    "positional": "risk of the student that follows the encodings",
-    "curvature_semantic": "smallest curvature there; positive at a minimum",
-    "curvature_positional": "smallest curvature there; positive at a minimum",
-    "slope_semantic": "curvature at the origin towards the teacher",
-    "slope_positional": "curvature at the origin towards the encodings",
-}
 
 
 class Heights(eqx.Module):
@@ -79,6 +65,16 @@ class Landscape(Replicated):
     size: Float[Array, "*batch"] | None
     replicates: Heights
     batch_probe = "kappa", 0
+    SETTING = "kappa", "size"
+    SHOWN: ClassVar = {
+        "semantic": "risk of the student that follows the teacher",
+        "positional": "risk of the student that follows the encodings",
+        "curvature_semantic": "smallest curvature there; positive at a minimum",
+        "curvature_positional": "smallest curvature there; positive at a minimum",
+        "slope_semantic": "curvature at the origin towards the teacher",
+        "slope_positional": "curvature at the origin towards the encodings",
+    }
+    FLAGS = ("label",)
 
     @property
     def differences(self) -> dict[str, Float[Array, "*batch"]]:
@@ -100,17 +96,10 @@ class Landscape(Replicated):
         signs = [(d > 0).astype(jnp.int32) for d in self.differences.values()]
         return signs[0] + 2 * signs[1] + 4 * signs[2]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return numbers and error bars, ready for JSON."""
-        values, bars = ({k: np.asarray(a).tolist() for k, a in vars(s).items()} for s in (self.mean, self.stderr))
-        settings = {"kappa": float(self.kappa), "size": None if self.size is None else float(self.size)}
-        return {**settings, **values, "label": int(self.label), "status": self.status_name, "stderr": bars}
-
-    def describe(self) -> Description:
-        values, bars = ({name: getattr(s, name) for name in MEANINGS} for s in (self.mean, self.stderr))
-        rows = [(*row[:2], MEANINGS[row[0]]) for row in rows_of(values, bars)]
+    @property
+    def title(self) -> str:
         where = f"kappa = {self.kappa:g}" if self.size is None else f"size {self.size:g}"
-        return Description(f"Population risk at {where}: {words_of(int(self.label))}", self.status_name, rows)
+        return f"Population risk at {where}: {words_of(int(self.label))}"
 
 
 def words_of(label: int) -> str:
@@ -135,35 +124,26 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule |
     Raises:
         InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
     """
+    kappa = checked_ridge(model, kappa)
     if size is None:
-        return _of_ridge(model, kappa, nodes)
-    check_smooth(model, "the population risk")
-    check_independent(model, "the population risk")
-    check_one_eigenvalue(model)
+        return Landscape(model, kappa, None, _with_ridge(model, kappa, averages_of(model, nodes)))
     require_positive(size, "size")
-    require_not_negative(kappa, "kappa")
-    ranks, dtype = (*model.shape[1:], directions_of(model) or 1), model.lam.dtype
+    ranks = *model.shape[1:], directions_of(model) or 1
     if ranks != (1, 1, 1):
         requirement = "must be None unless student, teacher and encodings have one direction each"
         raise InputError("size", f"{requirement}, got {ranks} directions")
-    rule = sobol_nodes(span_fields(model, 1), _NODES) if nodes is None else nodes
-    check_rule(rule, span_fields(model, 1))
-    kappa, size = as_number(kappa, "kappa", dtype), as_number(size, "size", dtype)
+    rule = averages_of(model, sobol_nodes(span_fields(model, 1), _NODES) if nodes is None else nodes)
+    size = as_number(size, "size", model.lam.dtype)
     return Landscape(model, kappa, size, _on_sphere(model, size, rule))
 
 
-def _of_ridge(model: Model, kappa: Any, nodes: Rule | None) -> Landscape:
-    semantic, positional = (population(model, kappa, name, nodes=nodes).replicates for name in CANDIDATES)
-    kappa = as_number(kappa, "kappa", model.lam.dtype)
-    rule = smooth_rule(span_fields(model)) if nodes is None else nodes
+def _with_ridge(model: Model, kappa: Float[Array, ""], rule: Rule) -> Heights:
+    semantic, positional = (states_of(model, kappa, rule, branch) for branch in CANDIDATES)
     worst = jnp.maximum(semantic.status, positional.status)
     # A candidate of size zero is absent as a branch; it is then the origin, and its numbers hold.
     status = jnp.where(worst == Status.absent, Status.converged, worst)
     teacher, encodings = _slopes_at_zero(model, kappa, rule)
-    heights = Heights(
-        semantic.risk, positional.risk, semantic.curvature, positional.curvature, teacher, encodings, status
-    )
-    return Landscape(model, kappa, None, heights)
+    return Heights(semantic.risk, positional.risk, semantic.curvature, positional.curvature, teacher, encodings, status)
 
 
 @program

@@ -10,12 +10,11 @@ singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy.optimize import minimize
 from jaxtyping import Array, Bool, Float, Int
@@ -25,32 +24,17 @@ from ..averages.moreau import expansion_at_nodes, loss_at_nodes
 from ..averages.program import program
 from ..averages.rules import Replicate, Rule, average, check_rule
 from ..base.arrays import cholesky, precise
-from ..base.errors import InputError, as_number, is_concrete, require, require_kind
-from ..base.report import Description, MeanField, Replicated, Status, rows_of
+from ..base.errors import InputError, as_number, require_kind, require_not_negative
+from ..base.report import MeanField, Replicated, Status
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .flow import (
-    check_independent,
-    check_one_eigenvalue,
-    check_smooth,
-    directions_of,
-    encodings_on_directions,
-    smooth_rule,
-    span_fields,
-)
+from .flow import directions_of, encodings_on_directions, smooth_rule, span_fields
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
 _ZERO = 1e-3  # size of the student in the directions of a branch below which the branch is absent
 _START = 0.8  # share of the teacher in a semantic start
-_SHOWN = "R", "Theta", "m", "risk", "gen_error", "curvature"
-_MEANINGS = {
-    "R": "Q^T Q / d",
-    "Theta": "Q^T Q* / d",
-    "m": "overlap with the encodings",
-    "risk": "population risk, with the ridge",
-    "curvature": "smallest eigenvalue of the Hessian, all directions included",
-}
 
 
 class PopulationState(eqx.Module):
@@ -94,32 +78,27 @@ class PopulationPoint(Replicated):
     gen_error = MeanField[Array]()
     curvature = MeanField[Array]()
     batch_probe = "kappa", 0
+    SETTING = "kappa", "branch"
+    SHOWN: ClassVar = {
+        "R": "Q^T Q / d",
+        "Theta": "Q^T Q* / d",
+        "m": "overlap with the encodings",
+        "risk": "population risk, with the ridge",
+        "gen_error": "",
+        "curvature": "smallest eigenvalue of the Hessian, all directions included",
+    }
+    FLAGS = ("stable",)
 
     @property
     def stable(self) -> Bool[Array, "*batch"]:
         """Whether it is a minimum in all directions, not only in those of its branch."""
         return self.curvature > 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, numbers and error bars, ready for JSON."""
-        means, bars = (
-            {name: np.asarray(getattr(state, name)).tolist() for name in _SHOWN} for state in (self.mean, self.stderr)
-        )
-        return {
-            "kappa": np.asarray(self.kappa).tolist(),
-            "branch": self.branch,
-            **means,
-            "stable": np.asarray(self.stable).tolist(),
-            "status": self.status_name,
-            "stderr": bars,
-        }
-
-    def describe(self) -> Description:
-        states = ({name: getattr(state, name) for name in _SHOWN} for state in (self.mean, self.stderr))
-        rows = [(*row[:2], _MEANINGS.get(row[0], row[2])) for row in rows_of(*states)]
+    @property
+    def title(self) -> str:
         kind = "minimum" if self.stable else "saddle"
         branch = f"{self.branch} " if self.branch else ""
-        return Description(f"{branch}{kind} of the population risk, kappa = {self.kappa:g}", self.status_name, rows)
+        return f"{branch}{kind} of the population risk, kappa = {self.kappa:g}"
 
 
 def population(
@@ -146,22 +125,41 @@ def population(
         InputError: kappa is negative; the branch has another name; the loss has kinks or is not even; the model has a
             penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
     """
-    check_smooth(model, "the population risk")
-    check_independent(model, "the population risk")
-    free = branch_of(branch).free(model)
+    kappa = checked_ridge(model, kappa)
+    states = states_of(model, kappa, averages_of(model, nodes), branch)
+    return PopulationPoint(model, kappa, states, branch)
+
+
+def checked_ridge(model: Model, kappa: Any) -> Float[Array, ""]:
+    """Check model and ridge as `population` does, and return the ridge."""
+    needs(
+        model,
+        "the population risk",
+        smooth=True,
+        ridge_only=True,
+        independent=True,
+        orthogonal=True,
+        one_eigenvalue=True,
+    )
+    require_not_negative(kappa, "kappa")
+    return as_number(kappa, "kappa", model.lam.dtype)
+
+
+def averages_of(model: Model, nodes: Rule | None) -> Rule:
+    """Return the averages that `nodes` asks for, checked, or the default ones."""
+    if nodes is None:
+        return smooth_rule(span_fields(model))
+    require_kind(nodes, "nodes", Rule, "an averaging rule, such as sobol_nodes(span_fields(model))")
+    check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
+    return nodes
+
+
+def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None) -> PopulationState:
+    """Return the minimum of a branch in every replicate of the averages."""
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
-    kappa = as_number(kappa, "kappa", model.lam.dtype)
-    if is_concrete(kappa):
-        require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
-    check_one_eigenvalue(model)
-    if nodes is None:
-        nodes = smooth_rule(span_fields(model))
-    else:
-        require_kind(nodes, "nodes", Rule, "an averaging rule, such as sobol_nodes(span_fields(model))")
-        check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
-    states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
-    return PopulationPoint(model, kappa, states, branch)
+    named = branch_of(branch)
+    return _states(model, kappa, rule, named.free(model), named.start(model).m)
 
 
 class Risk(eqx.Module):

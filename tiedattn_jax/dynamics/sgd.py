@@ -1,11 +1,13 @@
-"""A trajectory of one-pass stochastic gradient descent, and the times of events on it.
+"""One-pass stochastic gradient descent in the limit of high dimension: a student in time, and the times of events.
 
-One-pass stochastic gradient descent: integration of its equations.
+The equations are those of `flow`. `sgd` integrates them, and a `Trajectory` holds the student at every time; its
+`crossing` gives the time at which an event happens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -30,11 +32,19 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.report import Description, MeanField, Replicated, Result, Status, error_bar, quorum, rows_of, with_error
+from ..base.report import Description, MeanField, Replicated, Status, picture, rows_of, with_error
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.parameters import scalar_parameters
-from .flow import Moments, check_smooth, drift, forces, gram_of, integrated, moved, overlaps_of, refined, start_moments
+from ..theory.quantities import Quantity
+from .flow import Moments, drift, forces, gram_of, integrated, moved, overlaps_of, refined, start_moments
 
+_ORDER, _REPLICATES = 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
+_LEAST_WEIGHT = 1e-10  # of nodes of the grid; without the others the end moves by 2e-8
+_NODES = 2**13
+_TOL = 1e-5  # error of the steps, relative to the size of the student, above which they do not resolve the trajectory
+_MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
+_STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
 _NOTHING = 1e-10  # numbers below this are printed as zero: an overlap that decays becomes rounding
 
 CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
@@ -118,6 +128,7 @@ class Trajectory(Replicated):
     """
 
     batch_probe = "t", 1
+    SETTING = "eta", "kappa", "t"
     model: Model
     eta: Float[Array, "*batch"]
     kappa: Float[Array, "*batch"]
@@ -140,11 +151,8 @@ class Trajectory(Replicated):
         """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""
         fields = dict(vars(student))
         if student.m.shape[-2:] == (2, 1) and student.Theta.shape[-1] == 1:  # a batched model has other shapes
-            for name in ("R", "Theta"):
-                fields[name] = fields[name][..., 0, 0]
-            for name in ("q", "theta"):
-                fields[name] = fields[name][..., 0, 0, 0]
-            fields["m"] = fields["m"][..., 0, 0]
+            for name, axes in {"R": 2, "Theta": 2, "m": 2, "q": 3, "theta": 3}.items():
+                fields[name] = fields[name][(..., *[0] * axes)]
         return fields
 
     @property
@@ -188,19 +196,21 @@ class Trajectory(Replicated):
 
         for axis in [None, *[0] * (jnp.ndim(self.t) - 1)]:
             time = jax.vmap(time, (0, 0, axis))
-        return Crossing(name, time(self.replicates.student, self.replicates.rate, self.t))
+        times = time(self.replicates.student, self.replicates.rate, self.t)
+        crossing = partial(Crossing.of_existing, event=name)
+        for _ in range(jnp.ndim(self.t) - 1):
+            crossing = jax.vmap(crossing)
+        return crossing(times)
+
+    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.reduced(self.mean), self.reduced(self.stderr)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return setting, curves and error bars, ready for JSON."""
-        curves, bars = (
-            {name: np.asarray(a).tolist() for name, a in self.reduced(s).items()} for s in (self.mean, self.stderr)
-        )
-        numbers = {"eta": float(self.eta), "kappa": float(self.kappa), **scalar_parameters(self.model)}
-        return {**numbers, "t": np.asarray(self.t).tolist(), **curves, "status": self.status_name, "stderr": bars}
+        return scalar_parameters(self.model) | super().to_dict()
 
     def describe(self) -> Description:
         names = "R", "Theta", "m", "gen_error", "risk"
-        mean, bars = (self.reduced(indexed(s, -1)) for s in (self.mean, self.stderr))
+        mean, bars = (indexed(curves, -1) for curves in self.numbers())
         words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
         numbers, errors = (
             {name: np.where(np.abs(mean[name]) < _NOTHING, 0.0, values[name]) for name in names}
@@ -216,56 +226,31 @@ class Trajectory(Replicated):
         what = f"One-pass SGD, eta = {self.eta:g}, kappa = {self.kappa:g}, at t = {self.t[-1]:g}"
         return Description(what, self.status_name, rows, details)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot order parameters and risk against time; see `plotting.dynamics`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order" and "loss", or a
-                dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import trajectory_figure
-
-        return trajectory_figure(self, ax=ax)
+    plot = picture("simulations.trajectory_figure", "order parameters and risk against time", "order", "loss")
 
 
-class Crossing(Result):
-    """The time at which an event happens on a trajectory, with its derivatives.
+class Crossing(Quantity):
+    """The first time at which an event happens, in steps / d, with its error bar; it can be differentiated.
+
+    It is absent if the event does not happen in at least half of the replicates, and else a mean over those in which it
+    happens.
 
     Attributes:
+        t: the time, which is `value`.
         event: the event.
-        replicates: the time in every replicate of the averages; NaN where the event does not happen.
-        t: mean over the replicates in which it happens; NaN if it happens in less than half of them.
-        stderr: error bar of the mean.
     """
 
-    event: str = eqx.field(static=True)
-    replicates: Float[Array, "*batch R"]
-    batch_probe = "replicates", 1
+    event: str = eqx.field(static=True, kw_only=True)
 
     @property
-    def status(self) -> Int[Array, "*batch"]:
-        """`converged`, or `absent` if the event does not happen in at least half of the replicates."""
-        return jnp.where(quorum(jnp.isfinite(self.replicates)), Status.converged, Status.absent)
-
-    @property
-    def t(self) -> Float[Array, "*batch"]:
-        """Mean over the replicates in which the event happens."""
-        happens = jnp.isfinite(self.replicates)
-        total = jnp.sum(jnp.where(happens, self.replicates, 0.0), -1)
-        return jnp.where(self.status == Status.converged, total / jnp.maximum(jnp.sum(happens, -1), 1), jnp.nan)
-
-    @property
-    def stderr(self) -> Float[Array, "*batch"]:
-        """Error bar of the time."""
-        return error_bar(jnp.moveaxis(self.replicates, -1, 0))
+    def t(self) -> Float[StateArray, "*batch"]:
+        """The time, which is `value`."""
+        return self.value
 
     def describe(self) -> Description:
         if not self.ok:
             return Description(self.event, "does not happen")
-        return Description(self.event, "", [("t", with_error(self.t, self.stderr), "steps / d")])
+        return Description(self.event, "", [("t", with_error(self.value, self.stderr), "steps / d")])
 
 
 def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
@@ -283,14 +268,6 @@ def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Ar
 
     root = bisected_root(cubic, jnp.zeros_like(width), jnp.ones_like(width))
     return jnp.where(happens, t[k] + root * width, jnp.nan)
-
-
-_ORDER, _REPLICATES = 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
-_LEAST_WEIGHT = 1e-10  # of nodes of the grid; without the others the end moves by 2e-8
-_NODES = 2**13
-_TOL = 1e-5  # error of the steps, relative to the size of the student, above which they do not resolve the trajectory
-_MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
-_STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
 
 
 def sgd(
@@ -338,7 +315,7 @@ def sgd(
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
             student has the overlaps of the start; or another argument is not as described.
     """
-    check_smooth(model, "one-pass SGD", even=False)
+    needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
     require_positive(eta, "eta")
     require_positive(until, "until")
     require_not_negative(kappa, "kappa")

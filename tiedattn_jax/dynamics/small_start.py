@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -34,18 +35,17 @@ from ..averages.rules import Replicate, Rule, check_rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
-from ..base.report import Description, MeanField, Replicated, Result, Status, error_bar, rows_of
+from ..base.report import Description, MeanField, Replicated, Status
+from ..model.checks import needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
+from ..theory.quantities import Threshold
 from ..theory.solve import check_alpha
-from ..theory.thresholds import Threshold
-from .flow import check_independent, check_smooth, smooth_rule, span_fields
+from .flow import smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
-# Names of the events of `separation`: above such an alpha the overlap of a small student grows faster than the bulk.
-SEPARATIONS = "encodings separate", "teacher separates"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
-_ALPHA_RANGE = 1e-3, 1e4  # range in which `separation` searches
+_ALPHA_RANGE = 1e-3, 1e4  # range in which thresholds are searched
 _STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes; on all of them the largest eigenvalue of T is searched for
 # T counts as bounded if its largest eigenvalue grows at most by this ratio from far to very far fields, which are
 # standard normals times these factors.
@@ -84,6 +84,13 @@ class SmallStart(Replicated):
     teacher = MeanField[Array]()
     bulk = MeanField[Array]()
     batch_probe = "alpha", 0
+    SETTING = ("alpha",)
+    SHOWN: ClassVar = {
+        "encodings": "growth rate of this overlap",
+        "teacher": "growth rate of this overlap",
+        "bulk": "growth rate of a student without overlaps",
+    }
+    FLAGS = "separates", "first"
 
     @property
     def separates(self) -> Bool[Array, "*batch 2"]:
@@ -104,61 +111,19 @@ class SmallStart(Replicated):
         finite = jnp.isfinite(rates.encodings) & jnp.isfinite(rates.teacher) & jnp.isfinite(rates.bulk)
         return jnp.where(finite, Status.converged, Status.nonfinite)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, rates and error bars, ready for JSON."""
-        names = (*DIRECTIONS, "bulk")
-        rates, bars = ({name: float(getattr(r, name)) for name in names} for r in (self.mean, self.stderr))
-        separates = dict(zip(DIRECTIONS, np.asarray(self.separates).tolist(), strict=True))
-        return {
-            "alpha": float(self.alpha),
-            **rates,
-            "separates": separates,
-            "first": self.first,
-            "status": self.status_name,
-            "stderr": bars,
-        }
-
-    def describe(self) -> Description:
-        rates, bars = self.mean, self.stderr
-        rows = []
-        for name, separates in (*zip(DIRECTIONS, np.asarray(self.separates), strict=True), ("bulk", True)):
-            (row,) = rows_of({name: getattr(rates, name)}, {name: getattr(bars, name)})
-            meaning = "growth rate of a student without overlaps" if name == "bulk" else "growth rate of this overlap"
-            rows.append((*row[:2], meaning if separates else "does not separate from the bulk"))
-        what = f"small start at alpha = {self.alpha:g}, {self.first} first"
-        return Description(what, self.status_name, rows)
-
-
-class Separation(Result):
-    """The alphas above which the overlaps of a small student grow faster than the bulk.
-
-    Attributes:
-        encodings: samples per dimension above which the eigenvalue of the encodings separates; NaN if it does not.
-        teacher: likewise for the teacher.
-        stderr: error bars of the two.
-        sensitivities: derivatives of the two in the numbers of the model, each as a model.
-    """
-
-    encodings: Float[Array, ""]
-    teacher: Float[Array, ""]
-    stderr: dict[str, Float[Array, ""]]
-    sensitivities: dict[str, Model]
-    batch_probe = "encodings", 0
-
     @property
-    def status(self) -> Int[Array, ""]:
-        """`converged` if both separate at some alpha between 0.001 and 10,000, else `absent`."""
-        return jnp.where(jnp.isfinite(self.encodings + self.teacher), Status.converged, Status.absent)
+    def title(self) -> str:
+        return f"small start at alpha = {self.alpha:g}, {self.first} first"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return alphas and error bars, ready for JSON."""
-        bars = {name: float(self.stderr[name]) for name in DIRECTIONS}
-        alphas = {name: float(getattr(self, name)) for name in DIRECTIONS}
-        return {**alphas, "status": self.status_name, "stderr": bars}
+        separates = np.asarray(self.separates).tolist()
+        return super().to_dict() | {"separates": dict(zip(DIRECTIONS, separates, strict=True))}
 
     def describe(self) -> Description:
-        rows = rows_of({name: getattr(self, name) for name in DIRECTIONS}, self.stderr)
-        return Description("alphas at which overlaps of a small start separate", self.status_name, rows)
+        description = super().describe()
+        separates = dict(zip(DIRECTIONS, self.separates, strict=True)) | {"bulk": True}
+        rows = [r if separates[r[0]] else (*r[:2], "does not separate from the bulk") for r in description.numbers]
+        return description._replace(numbers=rows)
 
 
 def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
@@ -189,39 +154,27 @@ def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Small
     return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
 
 
-def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
-    """Return the alphas above which encodings and teacher separate from the bulk; see `small_start`.
-
-    Derivatives in the numbers of the model follow from the implicit function theorem.
+def _separation(direction: int, event: str, model: Model, nodes: Rule | None = None) -> Threshold:
+    """Return the alpha above which encodings or teacher separate from the bulk; see `small_start`.
 
     Args:
+        direction: index in `DIRECTIONS`.
+        event: name of the threshold.
         model, nodes: as in `small_start`.
 
     Raises:
         InputError: as in `small_start`.
     """
-    thresholds = {name: separated(event, model, nodes) for name, event in zip(DIRECTIONS, SEPARATIONS, strict=True)}
-    alphas = {name: threshold.alpha for name, threshold in thresholds.items()}
-    bars, slopes = ({name: getattr(t, key) for name, t in thresholds.items()} for key in ("stderr", "sensitivities"))
-    return Separation(alphas["encodings"], alphas["teacher"], bars, slopes)
-
-
-def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
-    """Return one of the two alphas of `separation`, as a `Threshold`.
-
-    Args:
-        event: its name in `SEPARATIONS`.
-        model, nodes: as in `separation`.
-    """
     _check(model)
-    rule, direction = _rule(model, nodes), jnp.asarray(SEPARATIONS.index(event))
+    rule, index = _rule(model, nodes), jnp.asarray(direction)
+    meaning = f"{event} from the bulk of a small start"
+    return Threshold.of_model(lambda model: _alphas(model, rule, index), model, event=event, meaning=meaning)
 
-    def mean(model: Model) -> tuple[Array, Array]:
-        values = _thresholds(model, rule, direction)
-        return jnp.mean(values), values
 
-    (alpha, values), slopes = jax.value_and_grad(mean, has_aux=True)(model)
-    return Threshold(event, alpha, error_bar(values), slopes)
+THRESHOLDS: dict[str, Callable[[Model, Rule | None], Threshold]] = {
+    event: partial(_separation, direction, event)
+    for direction, event in enumerate(("encodings separate", "teacher separates"))
+}
 
 
 def _rule(model: Model, nodes: Rule | None) -> Rule:
@@ -234,8 +187,7 @@ def _rule(model: Model, nodes: Rule | None) -> Rule:
 
 def _check(model: Model) -> None:
     """Raise an `InputError` unless the closed form holds for `model`; `small_start` lists what it needs."""
-    check_smooth(model, "small starts")
-    check_independent(model, "small starts")
+    needs(model, "small starts", smooth=True, ridge_only=True, independent=True, orthogonal=True)
     if not is_concrete(model):
         return
     with with_values():
@@ -456,8 +408,8 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
 
 
 @program
-def _thresholds(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
-    """Return the alpha of `separation` for one direction, in every replicate; NaN if there is none.
+def _alphas(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
+    """Return the alpha of a threshold in every replicate; NaN if there is none.
 
     At this alpha the eigenvalue of the direction reaches the edge of the bulk.
 

@@ -8,6 +8,7 @@ events         table of the events in alpha, and the result of a search
 locate         the search for any of them
 transitions    alpha_c and alpha_l
 ends           how branches end
+thresholds     thresholds in alpha that need no search: `threshold`
 independent    many settings, each for itself
 sweep          states or events of many models
 event_map      an event of models over two numbers

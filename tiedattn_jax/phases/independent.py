@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,15 @@ from jaxtyping import Float
 from ..averages.rules import Rule
 from ..base.errors import InputError
 from ..base.report import Status
-from ..bayes.thresholds import RECOVERIES, recovery
-from ..dynamics.small_start import SEPARATIONS, separated
 from ..model.model import Model
 from ..model.parameters import Parameter
 from ..theory.engine import run
 from ..theory.paths import Call, Failure, Path
-from ..theory.thresholds import Threshold
+from ..theory.quantities import Threshold
 from .boundaries import MODELS, Boundary
 from .events import Transition
 from .follow import Progress
-
-# Events that need no search: thresholds of the optimal learner, and of small starts of gradient descent.
-THRESHOLDS: dict[str, Callable[[str, Model, Rule | None], Threshold]] = {
-    **dict.fromkeys(RECOVERIES, recovery),
-    **dict.fromkeys(SEPARATIONS, separated),
-}
+from .thresholds import THRESHOLDS
 
 
 def run_settings(paths: list[Path], names: Sequence[str], progress: Progress) -> list[Any]:
@@ -72,6 +65,6 @@ def thresholds_of(
     """Return one of the `THRESHOLDS` of several models; no search is needed, and slopes are exact."""
 
     def path(model: Model) -> Path:
-        return (yield Call(THRESHOLDS[event], (event, model, nodes)))
+        return (yield Call(THRESHOLDS[event], (model, nodes)))
 
     return run_settings([path(m) for m in models], names, progress)

@@ -21,18 +21,19 @@ from ..model.overlaps import branch_of
 from ..model.parameters import Parameter
 from ..theory.engine import run
 from ..theory.paths import Failure, Path
+from ..theory.quantities import Threshold
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from ..theory.thresholds import Threshold
 from .best_curve import BestCurve
 from .best_places import best_path
 from .best_ridge import best_of, prepared_search
 from .boundaries import ALPHA_L, MODELS, Boundary
 from .events import EVENTS, Transition, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
-from .independent import THRESHOLDS, collected, run_settings, thresholds_of
+from .independent import collected, run_settings, thresholds_of
 from .inputs import check_top_level, prepared
 from .locate import Guess, locate_path, transition_of
+from .thresholds import THRESHOLDS
 from .trace import SEARCH, first_sign_change
 from .transitions import RANGE, critical_path, crossing_path
 

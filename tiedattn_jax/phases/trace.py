@@ -23,9 +23,10 @@ from ..theory.states import FixedPoint
 from .boundaries import ALPHA_L, Boundary, baseline_branch
 from .events import EVENTS, Event, event_of
 from .follow import Progress, WarmStart, predict, silent, update, walk
-from .independent import THRESHOLDS, collected, thresholds_of
+from .independent import collected, thresholds_of
 from .inputs import prepared
 from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
+from .thresholds import THRESHOLDS
 
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
@@ -57,7 +58,7 @@ def trace_boundary(
             baselines together, because it coincides with one of the three. It takes no `start`, nor do the thresholds.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
-        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `weak_recovery`.
+        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `threshold`.
         start: where the event is expected at the first value, as in `find_event`; by default the alphas `SEARCH` are
             searched.
         settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are

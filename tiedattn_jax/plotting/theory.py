@@ -56,7 +56,7 @@ def branch_figure(
         curves: `phases.follow.Curve`, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
-        recoveries: its thresholds to mark beside its error, `bayes.recovery.Recovery`.
+        recoveries: its thresholds to mark beside its error, `theory.quantities.Threshold`.
         ax: axes for the panels "order", "train_loss" and "gen_error", see `style.panels`.
     """
     parameter = curves[0].parameter
@@ -218,7 +218,7 @@ def optimal_figure(
 
     Args:
         points: `bayes.fixed_points.BayesPoint` under `vmap` along alpha.
-        recoveries: thresholds to mark, `bayes.recovery.Recovery`.
+        recoveries: thresholds to mark, `theory.quantities.Threshold`.
         spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
         ax: axes for the panels "overlap" and "gen_error", see `style.panels`.
 

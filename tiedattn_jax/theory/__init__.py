@@ -10,7 +10,7 @@ states             the results `State` and `FixedPoint`
 solve              `solve`
 multistart         `find_states`: all states at one setting
 state_evolution    order parameters of every iteration of message passing
-thresholds         thresholds in alpha that need no fixed point
+quantities         a number with its error bar and derivatives, and thresholds
 
 Words of this room:
 

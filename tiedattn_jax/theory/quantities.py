@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.arrays import StateArray
-from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, with_error
+from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, quorum, with_error
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order
@@ -63,7 +63,8 @@ class Quantity(Result):
             values: the number in every replicate; NaN in those that lack it.
             rates: its derivatives in the numbers of the setting, leaves (R, ...): a model, or a model and an array for
                 alpha. None if they are not known.
-            setting: the caller's model, or model and alpha, in which the result is differentiable.
+            setting: the caller's model, or model and alpha, in which the result is differentiable. None if `values`
+                have their own derivatives.
             status: see `Quantity.status`.
             known: whether the number exists; otherwise all numbers are NaN.
             fields: further fields of a subclass.
@@ -73,12 +74,33 @@ class Quantity(Result):
         bar = factor * error_bar(lax.stop_gradient(values))
         slopes: tuple[Any, Any, Any] = None, None, None
         if rates is not None:
-            values = with_sensitivities(values, rates, setting)
+            values = values if setting is None else with_sensitivities(values, rates, setting)
             pair = rates if isinstance(rates, tuple) else (rates, None)
             (by_model, by_alpha), (bars, alpha_bar) = jax.tree.map(lambda a: factor * a, _mean_and_bar(pair))
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
         value = factor * jnp.nanmean(values)
         return cls(value, bar, jnp.asarray(status), *slopes, **fields)
+
+    @classmethod
+    def of_existing(
+        cls: type[Self],
+        values: Float[Array, " R"],
+        rates: PyTree[Float[Array, "R ..."]] | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Return the mean over the replicates that have the number, where `values` are finite; see `of`.
+
+        The number exists if at least half of the replicates have it. The values have their own derivatives.
+        """
+        exists = jnp.isfinite(values)
+        known = quorum(exists)
+
+        def masked(a: Float[Array, "R *shape"]) -> Float[Array, "R *shape"]:
+            return jnp.where(exists.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan)
+
+        values, rates = jax.tree.map(masked, (values, rates))
+        status = jnp.where(known, Status.converged, Status.absent)
+        return cls.of(values, rates, status=status, known=known, **fields)
 
     @property
     def title(self) -> str:
@@ -110,6 +132,46 @@ class Quantity(Result):
             return []
         values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
+
+
+class Threshold(Quantity):
+    """An alpha at which something begins, and which follows from averages without a search for a state.
+
+    Attributes:
+        alpha: samples per dimension at the threshold; NaN if there is none.
+        event: name of the threshold.
+        meaning: what begins there, in words.
+    """
+
+    event: str = eqx.field(static=True, kw_only=True)
+    meaning: str = eqx.field(static=True, kw_only=True)
+
+    @classmethod
+    def of_model(cls: type[Self], values: Callable[[Model], Float[Array, " R"]], model: Model, **fields: Any) -> Self:
+        """Return a threshold and its sensitivities from its values in every replicate, a function of the model."""
+
+        def twice(model: Model) -> tuple[Array, Array]:
+            alphas = values(model)
+            return alphas, alphas
+
+        rates, alphas = jax.jacrev(twice, has_aux=True)(model)
+        return cls.of_existing(alphas, rates, **fields)
+
+    @property
+    def alpha(self) -> Float[StateArray, "*batch"]:
+        """The threshold, which is `value`."""
+        return self.value
+
+    @property
+    def reason(self) -> str:
+        """Why there is no threshold, in one sentence; empty if there is one."""
+        return "" if self.ok else "the threshold is not finite"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"event": self.event} | super().to_dict()
+
+    def describe(self) -> Description:
+        return Description(self.meaning, self.status_name, [("alpha", with_error(self.value, self.stderr), "n / d")])
 
 
 def numbers_by_name(model: Model) -> dict[str, Any]:
