@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 
 from ..base.errors import InputError, require_memory
 from ..base.files import pack
 from ..bayes.thresholds import RECOVERIES
-from ..phases.boundaries import Boundary
+from ..model.parameters import Axis
 from ..phases.grid import phase_diagram
-from ..phases.trace import trace_boundary
+from ..phases.sweep import sweep
 from .options import ALPHA, MODEL, NUMBERS, OPTIMAL, averages, integer, model_of, nodes_of, positive, subcommand
 from .report import Report, png, progress_bars
 
@@ -58,23 +59,24 @@ def run(args: argparse.Namespace) -> Report:
     model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
-    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
-    alpha_is_free = "alpha" not in (x[0], y[0])
+    x, y = (Axis(name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
+    alpha_is_free = "alpha" not in (x.name, y.name)
     if args.optimal and alpha_is_free:
         raise InputError("optimal", "must be left out where alpha is not an axis of the grid")
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
-        recoveries: list[Boundary] = []
+        recoveries: list[Any] = []
         if args.optimal:
-            name, values = x if y[0] == "alpha" else y
+            other = x if y.name == "alpha" else y
             for event in RECOVERIES:
-                recoveries.append(trace_boundary(model, event, name, values, progress=stage(event.replace("_", " "))))
+                recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
+        alpha = (args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha
         diagram = phase_diagram(
             model,
             x,
             y,
-            nodes,
-            alpha=(args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha,
+            nodes=nodes,
+            **({} if alpha is None else {"alpha": alpha}),
             devices=args.devices,
             out=None if args.out is None else args.out / "tracks",
             resume=args.resume,
@@ -84,6 +86,6 @@ def run(args: argparse.Namespace) -> Report:
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = pack(diagram)
-    report = diagram.to_dict() | {boundary.event: boundary.alpha.tolist() for boundary in recoveries}
+    report = diagram.to_dict() | {str(table.question): table.values().tolist() for table in recoveries}
     text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
     return Report(report, text, files, bool(diagram.solved.any()), nodes)
