@@ -170,8 +170,8 @@ CHANGES = {
         lambda: {"model": model(), "parameter": "alpha", "limits": (1.9, 2.1), "nodes": lines(), "points": 3},
         {"settings": ROUGH},
     ),
-    "trace_boundary": (
-        lambda: {"model": model(), "event": "alpha_c", "parameter": "sigma", "values": [0.5], "nodes": lines()},
+    "sweep": (
+        lambda: {"model": model(), "question": "alpha_c", "sigma": [0.5], "nodes": lines(), "follow": True},
         {"settings": ROUGH},
     ),
     "separation": (lambda: {"model": model()}, {"nodes": lambda: ta.sobol_nodes(ta.span_fields(model()), 2**8)}),
@@ -190,7 +190,6 @@ WITHOUT = {
     "check": "even",
     "critical_alpha_1rsb": "lines replicates seed",
     "gamp": "response",
-    "landscape_map": "kappa",
     "linear_crossing_1rsb": "lines replicates seed",
     "phase_diagram": "width out resume progress",
     "solve_1rsb": "s seed",
@@ -231,7 +230,7 @@ def test_every_argument_has_a_test():
 
 RUNS = "gamp", "train", "train_value"  # a program is compiled for many of their arguments
 SEARCHES = (
-    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "trace_boundary", "separation",
+    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "sweep", "separation",
     "sgd", "posterior_mean",
 )  # fmt: skip
 MARKS = dict.fromkeys(RUNS, pytest.mark.slow) | dict.fromkeys(SEARCHES, pytest.mark.long)

@@ -140,7 +140,7 @@ class Table(Result, Tabular):
 
         Args:
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
-                column of `table`, such as "replicon"; or a function of a cell. By default the number that was asked for.
+                column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
         """
         number = self.main if number is None else number
         if self._is_column(number):
@@ -172,7 +172,7 @@ class Table(Result, Tabular):
                 return value.stderr
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
-        return _reader(number)(cell.stderr) if isinstance(cell.stderr, eqx.Module) else cell.stderr
+        return cell.stderr if hasattr(cell.stderr, "dtype") else _reader(number)(cell.stderr)
 
     def _with_found(self) -> Iterator[tuple[Any, bool]]:
         return zip(self.cells, self.found.ravel().tolist(), strict=True)
@@ -330,9 +330,9 @@ def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "
     return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
 
 
-def entries_by_name(name: str, values: Float[np.ndarray, "..."]) -> dict[str, Any]:
+def entries_by_name(name: str, values: Any) -> dict[str, Any]:
     """Return the entries of an order parameter by name, or the one number that it has."""
-    flat = values.ravel()
+    flat = np.ravel(values)
     return {name + (f"_{n}" if flat.size > 1 else ""): value for n, value in enumerate(flat)}
 
 

@@ -70,8 +70,8 @@ def branch_figure(
                     _along_alpha(orders, curve, _first_of(order), order_colour, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
             _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
-        baseline = float(curves[0].points[-1].gen_error_linear)
-        if np.isfinite(baseline):
+        baselines = curves[0].values("gen_error_linear")
+        for baseline in baselines[np.isfinite(baselines)][-1:]:
             errors.axhline(baseline, **BASELINE)
         if optimal is not None:
             optimal_error(errors, optimal)
