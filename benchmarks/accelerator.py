@@ -86,8 +86,9 @@ def states(small: bool) -> Iterator[Row]:
     omegas, alphas = rng.uniform(0.05, 0.9, count), rng.uniform(0.3, 2.5, count)
     models = [ta.dot_product(omega=omega) for omega in omegas]
     nodes = ta.line_nodes(models[0], 3 if small else 5, replicates=1)
-    first, seconds, curve = clock(lambda: ta.sweep(models, alpha=alphas, nodes=nodes), 1)
-    absent = float(np.mean([int(p.status) == ta.Status.absent for p in curve.points]))
+    pairs = list(zip(models, alphas, strict=True))
+    first, seconds, curve = clock(lambda: ta.sweep(pairs, "semantic", nodes=nodes), 1)
+    absent = float(np.mean([status == ta.Status.absent for status in curve.status]))
     exist = float(np.mean(curve.exists))
     yield {"case": "states", "count": count, "first": first, "a second": count / seconds, "exist": exist} | {
         "absent": absent
@@ -100,8 +101,8 @@ def diagram(small: bool) -> Iterator[Row]:
     model = ta.dot_product()
     nodes = ta.line_nodes(model, 3 if small else 5)
     x, y = np.linspace(0.25, 2.5, side), np.linspace(0.05, 0.8, side)
-    first, seconds, cells = clock(lambda: ta.phase_diagram(model, x, y, nodes).cells, 1)
-    loss = float(np.nanmean(cells["train_loss"]))
+    first, seconds, result = clock(lambda: ta.phase_diagram(model, alpha=x, omega=y, nodes=nodes), 1)
+    loss = float(np.mean([branch.replicates.train_loss for branch in (result.positional, result.semantic)]))
     yield {"case": "diagram", "cells": side**2, "first": first, "seconds": seconds, "mean loss": loss}
 
 

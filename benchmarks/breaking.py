@@ -21,6 +21,7 @@ from matplotlib.colors import LogNorm
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
+from tiedattn_jax.phases.table import numbers_of_states
 from tiedattn_jax.plotting.style import panels
 
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
@@ -46,9 +47,10 @@ def main() -> None:
     alphas, omegas = np.linspace(0.2, 4.0, args.alphas), np.linspace(0.05, 0.5, args.omegas)
     model = ta.dot_product()
     nodes = ta.line_nodes(model, args.order)
-    grid = ta.phase_diagram(model, alphas, omegas, nodes, out=args.out / "rs_error_grid", resume=True)
-    share = grid.mean("rs_error") / grid.mean("train_loss")
-    mass = grid.mean("jump_mass")
+    grid = ta.phase_diagram(model, alpha=alphas, omega=omegas, nodes=nodes, out=args.out / "rs_error_grid", resume=True)
+    branches = [numbers_of_states(branch) for branch in (grid.positional, grid.semantic)]
+    loss, elevation, mass = (np.stack([b[k][0] for b in branches]) for k in ("train_loss", "rs_error", "jump_mass"))
+    share = elevation / loss
     events = transitions(omegas, nodes)
 
     print("Where the share of the loss is largest, at every omega:")

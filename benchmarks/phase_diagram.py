@@ -13,6 +13,7 @@ import argparse
 import os
 import resource
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +36,9 @@ def grid(a: argparse.Namespace) -> None:
         ticks: list[tuple[float, int]] = []
         diagram = ta.phase_diagram(
             model,
-            np.linspace(0.1, 2.0, size),
-            np.linspace(0.02, 0.5, size),
-            ta.sobol_nodes(model, a.sobol) if a.sobol else ta.line_nodes(model, a.order),
+            alpha=np.linspace(0.1, 2.0, size),
+            omega=np.linspace(0.02, 0.5, size),
+            nodes=ta.sobol_nodes(model, a.sobol) if a.sobol else ta.line_nodes(model, a.order),
             devices=a.devices,
             progress=lambda done, total, ticks=ticks: ticks.append((time.perf_counter(), done)),
         )
@@ -45,7 +46,7 @@ def grid(a: argparse.Namespace) -> None:
         (t0, n0), (t1, n1) = ticks[1], ticks[-1]  # the first chunk compiles
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         curve = diagram.alpha_c()
-        alpha, bar = (float(np.interp(0.3, curve.values, v)) for v in (curve.alpha, curve.stderr))
+        alpha, bar = (float(np.interp(0.3, curve.at, v)) for v in (curve.alpha, curve.stderr()))
         print(
             f"{size} x {size}: {2 * (t1 - t0) / (n1 - n0):.4f} s per cell, both branches; "
             f"{(t1 - t0) * n1 / (n1 - n0):.1f} s for the grid and {end - t1:.1f} s for retries; "
@@ -60,19 +61,20 @@ def boundaries(a: argparse.Namespace) -> None:
     """Trace boundaries over omega; print them, their intersections, and alpha_c by the published quadrature."""
     model = ta.dot_product()
     omegas = np.linspace(0.43, 0.0, a.points)
-    curves: dict[str, ta.Boundary] = {}
+    curves: dict[str, Any] = {}
     for name in a.names:
         start = time.perf_counter()
         try:
-            curves[name] = curve = ta.trace_boundary(model, name, "omega", omegas, ta.line_nodes(model, a.order))
+            curves[name] = curve = ta.sweep(model, name, omega=omegas, nodes=ta.line_nodes(model, a.order), follow=True)
         except ValueError as error:
             print(f"{name}: {error}")
             continue
         print(f"{name}: {time.perf_counter() - start:.1f} s with compilation, load {os.getloadavg()[0]:.1f}")
-        for row in zip(curve.values, curve.alpha, curve.stderr, strict=True):
+        for row in zip(curve.at, curve.alpha, curve.stderr(), strict=True):
             print("  omega = {:.4f}: {:.6f} +- {:.1e}".format(*row))
-        print(f"  largest error bar {np.nanmax(curve.stderr):.1e}", flush=True)
-    for meeting in ta.intersections(curves.values()):
+        print(f"  largest error bar {np.nanmax(curve.stderr()):.1e}", flush=True)
+    first, *others = curves.values()
+    for meeting in first.intersections(*others):
         print(meeting)
     if a.published:
         import published_method as published
@@ -86,7 +88,7 @@ def boundaries(a: argparse.Namespace) -> None:
             m = ta.dot_product(omega=p.omega)
             return float(Equations(m, jnp.asarray(p.alpha), replicate, jnp.ones(2)).step(overlaps)[1].train_loss)
 
-        for omega, alpha in list(zip(curves["alpha_c"].values, curves["alpha_c"].alpha, strict=True))[:: a.points // 4]:
+        for omega, alpha in list(zip(curves["alpha_c"].at, curves["alpha_c"].alpha, strict=True))[:: a.points // 4]:
             coarse, fine = (published.critical_alpha(omega, alpha, loss) for loss in (published.train_loss, exact))
             print(
                 f"published quadrature, omega = {omega:.3f}: alpha_c = {coarse:.4f} ({coarse / alpha - 1:+.1%}); "

@@ -201,7 +201,7 @@ def _grid(sizes: Sequence[int], repeat: int) -> Measured:
             "grid",
             "row of cells",
             size,
-            lambda alphas: ta.phase_diagram(model, alphas, omega, nodes),
+            lambda alphas: ta.phase_diagram(model, alpha=alphas, omega=omega, nodes=nodes),
             np.linspace(0.1, 2.0, size),
             repeat=repeat,
             unit="cell",

@@ -13,10 +13,12 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import unstacked
 from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
+from tiedattn_jax.phases.questions import EventTable
+from tiedattn_jax.phases.table import Missing, numbers_of_states
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
 from tiedattn_jax.theory.solve import traced_states
-from tiedattn_jax.theory.states import DIAGNOSTICS, State
+from tiedattn_jax.theory.states import DIAGNOSTICS, State, blank_state
 
 
 def states(model, case=CASES[0], scatter=(0.0,) * 4, **numbers) -> State:
@@ -76,6 +78,57 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
     return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, jnp.asarray(status), branches, event)
+
+
+def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> EventTable:
+    """A table of an event along one axis; it is missing where alpha is NaN."""
+    cells = [
+        Missing(reason, int(ta.Status.absent)) if np.isnan(a)
+        else ta.Transition(jnp.asarray(a), jnp.asarray(bar), None, None, jnp.asarray(0), (), event)
+        for a, bar in zip(alpha, stderr, strict=True)
+    ]  # fmt: skip
+    slope = np.full(len(cells), np.nan) if slope is None else np.array(slope, float)
+    return EventTable.along(event, name, np.asarray(values, float), cells, slope, exact)
+
+
+def diagram(x, y, cells, attrs=None) -> ta.PhaseDiagram:
+    """A diagram with given numbers of the states, arrays (branch, y, x, replicate, ...) by name; others are zero."""
+    model, shape = ta.dot_product(), next(iter(cells.values())).shape[1:4]
+    pair = []
+    for branch in range(2):
+        own = {name: np.array(a[branch]) for name, a in cells.items()}
+        state = blank_state(model, *shape)
+        parts = ((state.overlaps, "q V theta m".split()), (state.diagnostics, DIAGNOSTICS))
+        overlaps, diagnostics = (
+            dataclasses.replace(part, **{k: own.pop(k) for k in names if k in own}) for part, names in parts
+        )
+        partials = state.train_loss_partials[0], own.pop("train_loss_by_alpha", state.train_loss_partials[1])
+        own["status"] = own["status"].astype(int)
+        state = dataclasses.replace(
+            state, overlaps=overlaps, diagnostics=diagnostics, train_loss_partials=partials, **own
+        )
+        models = jax.tree.map(lambda a: np.broadcast_to(a, (*shape[:2], *a.shape)), model)
+        pair.append(ta.FixedPoint(models, np.ones(shape[:2]), state, ("positional", "semantic")[branch]))
+    return ta.PhaseDiagram(x, y, *pair, {} if attrs is None else attrs)
+
+
+def cells_of(diagram) -> dict:
+    """The numbers of the states of a diagram in all replicates by name, arrays (branch, y, x, replicate, ...)."""
+    parts = [branch.replicates.numbers() for branch in (diagram.positional, diagram.semantic)]
+    return {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+
+
+def changed(known, name, index, value):
+    """A diagram whose cells have another number at an index of (branch, y, x, replicate)."""
+    cells = cells_of(known)
+    cells[name][index] = value
+    return diagram(known.x, known.y, cells, known.attrs)
+
+
+def means_of(diagram, name):
+    """Means and error bars of a number of both branches, each (branch, y, x, ...)."""
+    parts = [numbers_of_states(branch)[name] for branch in (diagram.positional, diagram.semantic)]
+    return tuple(map(np.stack, zip(*parts, strict=True)))
 
 
 def finished_path(result):

@@ -158,8 +158,8 @@ CHANGES = {
         lambda: {"model": model(), "parameter": "alpha", "limits": (1.9, 2.1), "nodes": lines(), "points": 3},
         {"settings": ROUGH},
     ),
-    "trace_boundary": (
-        lambda: {"model": model(), "event": "alpha_c", "parameter": "sigma", "values": [0.5], "nodes": lines()},
+    "sweep": (
+        lambda: {"model": model(), "question": "alpha_c", "sigma": [0.5], "nodes": lines(), "follow": True},
         {"settings": ROUGH},
     ),
     "threshold": (
@@ -180,7 +180,6 @@ CHANGES = {
 WITHOUT = {
     "check": "even",
     "gamp": "response",
-    "landscape_map": "kappa",
     "phase_diagram": "width out resume progress",
     "solve_1rsb": "s seed",
     "transition_1rsb": "lines replicates seed",
@@ -221,7 +220,7 @@ def test_every_argument_has_a_test():
 
 RUNS = "gamp", "train"  # a program is compiled for many of their arguments
 SEARCHES = (
-    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "trace_boundary", "threshold",
+    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "sweep", "threshold",
     "sgd", "posterior_mean",
 )  # fmt: skip
 MARKS = dict.fromkeys(RUNS, pytest.mark.slow) | dict.fromkeys(SEARCHES, pytest.mark.long)

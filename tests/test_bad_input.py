@@ -13,7 +13,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.overlaps import BRANCHES, branch_of
-from tiedattn_jax.model.parameters import Parameter, axis_of
+from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import prior
 from tiedattn_jax.theory.solve import check_start
@@ -353,7 +353,7 @@ CALLS = {
         "model must have concrete numbers here",
     ),
     "sweep in traced code": (
-        lambda: jax.jit(lambda: ta.sweep(MODEL, [1.0]))(),
+        lambda: jax.jit(lambda: ta.sweep(MODEL, "semantic", alpha=[1.0]))(),
         "model must have concrete numbers here",
     ),
     "start in traced code": (
@@ -411,8 +411,8 @@ CALLS = {
     "dtype": (lambda: ta.dot_product(dtype=complex), "dtype must be float32 or float64"),
     "dtype int": (lambda: ta.dot_product(dtype=int), "dtype must be float32 or float64"),
     "parameter rank": (
-        lambda: axis_of(("rank", [1.0, 2.0]), "alpha", "x", MODEL),
-        "x must name one of alpha, lam, omega, sigma, or an entry",
+        lambda: ta.sweep(MODEL, "alpha_c", rank=[1.0, 2.0]),
+        "rank must name one of alpha, lam, omega, sigma, or an entry",
     ),
     "parameter lam": (
         lambda: Parameter("lamda").read(MODEL, 1.0, "x"),
@@ -507,7 +507,11 @@ def test_double_precision_that_was_turned_off():
     """A model in float64 would become float32, with no more than a warning."""
     data = ta.sample_data(MODEL, 20, 1.0, _KEY)
     calls = {
-        "lam": (partial(ta.solve, MODEL, 1.0), partial(ta.gamp, MODEL, data), partial(ta.sweep, MODEL, [1.0])),
+        "lam": (
+            partial(ta.solve, MODEL, 1.0),
+            partial(ta.gamp, MODEL, data),
+            partial(ta.sweep, MODEL, "semantic", alpha=[1.0]),
+        ),
         "dtype": (partial(ta.dot_product, dtype="float64"),),
     }
     with jax.enable_x64(False):

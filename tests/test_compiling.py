@@ -24,7 +24,9 @@ def calls_on(nodes):
 
     def diagram(sigma, alpha):
         model = ta.dot_product(sigma=sigma)
-        return ta.phase_diagram(model, [float(alpha), float(alpha) + 0.1], [0.3], nodes).cells["theta"]
+        return ta.phase_diagram(
+            model, alpha=[float(alpha), float(alpha) + 0.1], omega=[0.3], nodes=nodes
+        ).semantic.replicates.overlaps.theta
 
     return {
         "the gradient of solve": jax.grad(state),
@@ -83,7 +85,8 @@ def test_everything_shares_the_programs_of_the_engine(model, compiled):
     calls = calls_on(nodes)
     for name in ("critical_alpha", "a diagram", "the gradient of solve"):
         assert engine(calls[name], *numbers(0.5, 2.0)) == [], name
-    assert engine(lambda: ta.phase_diagram(model, np.linspace(1.8, 2.0, 3), [0.2, 0.3], nodes).cells["theta"]) == []
+    alphas = np.linspace(1.8, 2.0, 3)
+    assert engine(lambda: ta.phase_diagram(model, alpha=alphas, omega=[0.2, 0.3], nodes=nodes).semantic.alpha) == []
     assert compiled(calls["the gradient of solve"], *numbers(0.51, 1.9)) == []
     # Weak types, as of arrays made from Python numbers, compile nothing new.
     weak = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.1, 16.0, 0.1)), jnp.full((2, 1), 0.0))

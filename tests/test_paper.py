@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 
+import made
 import numpy as np
 import pytest
 
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.phases.boundaries import Boundary
 from tiedattn_jax.plotting.style import COLOURS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
@@ -181,7 +181,7 @@ def test_simulated_plane():
 
 
 def test_numbers_of_a_grid():
-    boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([0.7, 1.2]), np.array([0.1, 0.1]))
+    boundary = made.events("alpha_c", "omega", np.array([0.1, 0.3]), np.array([0.7, 1.2]), np.array([0.1, 0.1]))
     all_cells = np.full((2, 3), True)
     diagram = Namespace(alpha_c=lambda: boundary, alpha_l=lambda: boundary, solved=all_cells, trusted=all_cells)
     table = plane.rows_theory(diagram)

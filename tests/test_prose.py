@@ -4,6 +4,7 @@ An entry is a piece of a page, or of the docstring of a public name, written wit
 to contain it, whatever its line breaks. Numbers in the outputs of programs are the subject of `test_pages.py`.
 """
 
+import importlib
 import inspect
 import tomllib
 from operator import attrgetter
@@ -25,6 +26,7 @@ from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine as slots, newton, potentials as weights
 
+sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHON = PROJECT["requires-python"].removeprefix(">=")
@@ -166,7 +168,7 @@ PAGES: dict[str, list[str]] = {
 DOCSTRINGS: dict[str, list[str]] = {
     "bayes": [f"else 2^{power(bayes_nodes._NODES, 2)} Sobol points"],
     "landscape": [f"by default 2^{power(landscape._NODES, 2)} Sobol points"],
-    "landscape_map": [f"by default 2^{power(landscape._MAP_NODES, 2)} Sobol points"],
+    "sweep": [f"for landscapes with a `size` 2^{power(sweep_module._LANDSCAPE_NODES, 2)} Sobol points"],
     "population": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
     "small_start": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
     "threshold": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],

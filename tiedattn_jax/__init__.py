@@ -10,15 +10,15 @@ passing and training follow from it. The public functions by task:
     one state       solve, find_states; results: FixedPoint, Overlaps, Conjugates, Diagnostics
     iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
-    best ridge      best_ridge, and sweep(..., best="lam") for many settings
-    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, event_map
-    files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
+    best ridge      best_ridge, and sweep(model, "best lam", alpha=values) for many settings
+    many settings   sweep, Axis, Table, phase_diagram, trace_branch, folds_of
+    files           result.save(path), load; table(), to_csv, to_xarray of tables and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, transition_1rsb
     optimal learner                 bayes, threshold, posterior_mean
                                     Preimages, orbit, posterior_pair
     learning dynamics               sgd, emergence, small_start, threshold, population, span_fields,
-                                    landscape, landscape_map
+                                    landscape
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     fields of FixedPoint; error_bar
     finite size     sample_data, Data, diagnose, realised, gamp, train, risk, run_instances, heldout_error,
@@ -50,12 +50,7 @@ from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
 from .bayes.thresholds import Recovery as Recovery, spectral_overlap as spectral_overlap
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
 from .dynamics.flow import span_fields as span_fields
-from .dynamics.landscape import (
-    Landscape as Landscape,
-    LandscapeMap as LandscapeMap,
-    landscape as landscape,
-    landscape_map as landscape_map,
-)
+from .dynamics.landscape import Landscape as Landscape, landscape as landscape
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd
 from .dynamics.small_start import SmallStart as SmallStart, small_start as small_start
@@ -96,25 +91,18 @@ from .model.layers import (
 )
 from .model.model import Model as Model, Preimages as Preimages, orbit as orbit
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
+from .model.parameters import Axis as Axis
 from .model.penalties import L1 as L1, Penalty as Penalty
 from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
-from .phases.best_curve import BestCurve as BestCurve
 from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge
-from .phases.boundaries import (
-    Boundary as Boundary,
-    Intersection as Intersection,
-    intersections as intersections,
-)
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
 from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
-from .phases.event_map import EventMap as EventMap, event_map as event_map
 from .phases.events import EVENTS as EVENTS, Event as Event, Transition as Transition
-from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.locate import Guess as Guess, find_event as find_event
 from .phases.sweep import sweep as sweep
+from .phases.table import Table as Table
 from .phases.thresholds import threshold as threshold
-from .phases.trace import trace_boundary as trace_boundary
 from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps

@@ -50,9 +50,9 @@ class Plane(NamedTuple):
         alphas, omegas = CELLS if task.full else REDUCED_CELLS
         pieces = task.folder / f"plane_{self.name}_pieces"
         progress = task.bar(f"theory, {self.name} A")
-        axes = np.linspace(*ALPHAS, alphas), np.linspace(*OMEGAS, omegas)
+        axes = {"alpha": np.linspace(*ALPHAS, alphas), "omega": np.linspace(*OMEGAS, omegas)}
         model = ta.dot_product(mixing=MIXINGS[self.name])
-        diagram = ta.phase_diagram(model, *axes, out=pieces, resume=pieces.exists(), progress=progress)
+        diagram = ta.phase_diagram(model, **axes, out=pieces, resume=pieces.exists(), progress=progress)
         diagram.save(task.folder / f"plane_{self.name}.npz")
 
     def diagram(self, folder: Path) -> ta.PhaseDiagram:
@@ -205,12 +205,12 @@ def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
     out = []
     for name, boundary in (("alpha_c", diagram.alpha_c()), ("alpha_l", diagram.alpha_l())):
         for omega in (0.1, 0.2, 0.3, 0.4):
-            k = int(np.argmin(np.abs(boundary.values - omega)))
-            if np.isclose(boundary.values[k], omega) and np.isfinite(boundary.alpha[k]):
+            k = int(np.argmin(np.abs(boundary.at - omega)))
+            if np.isclose(boundary.at[k], omega) and np.isfinite(boundary.alpha[k]):
                 published = {("alpha_c", 0.3): 1.241, ("alpha_l", 0.3): 1.451}.get((name, omega))
                 reason = "see Fig. 2" if published else "the paper gives no number"
                 text = f"{name} at omega = {omega}, from the grid"
-                out.append(Row(text, published, None, boundary.alpha[k], boundary.stderr[k], reason))
+                out.append(Row(text, published, None, boundary.alpha[k], boundary.stderr()[k], reason))
     solved, trusted = float(np.mean(diagram.solved)), float(np.mean(diagram.trusted))
     out.append(Row("share of cells that are solved", None, None, solved, None, f"{trusted:.1%} are decided"))
     return out

@@ -15,6 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import by_token, entries, rows_of, table, with_error
 from tiedattn_jax.finite.instances import NAMES, Compared
+from tiedattn_jax.phases.questions import StateTable
 
 SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 
@@ -225,26 +226,29 @@ def test_why_a_transition_was_not_found():
 
 def test_curves_paths_and_boundaries():
     points = (made.fixed_point(CASES[4]), made.fixed_point(CASES[0]))
-    curve = ta.Curve("semantic", points)
-    assert repr(curve) == "Curve(semantic branch at 2 alphas from 1 to 2; states at 2, from 1 to 2)"
-    assert repr(ta.Curve(None, (points[1], made.fixed_point(CASES[1])))).startswith(
-        "Curve(semantic, positional branch at 2 alphas"
+    curve = StateTable.of("semantic", points)
+    assert repr(curve) == "StateTable(semantic branch at 2 alphas from 1 to 2; states at 2)"
+    assert repr(StateTable.of(None, (points[1], made.fixed_point(CASES[1])))).startswith(
+        "StateTable(semantic, positional branch at 2 alphas"
     )
     assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
-    assert [p["alpha"] for p in curve.to_dict()["points"]] == [1.0, 2.0]
-    partial = ta.Curve("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
+    assert curve.to_dict()["axes"] == {"alpha": [1.0, 2.0]}
+    partial = StateTable.of("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
     assert repr(partial).endswith("states at 1, from 2 to 2)")
-    boundary = ta.Boundary.of(
-        "alpha_c", "sigma", np.array([0.5, 0.4]), np.array([1.25, np.nan]), np.array([0.01, np.nan])
-    )
-    assert repr(boundary) == "Boundary(alpha_c at 2 values of sigma; found at 1)"
+    boundary = made.events("alpha_c", "sigma", [0.5, 0.4], np.array([1.25, np.nan]), np.array([0.01, np.nan]))
+    outcome = "found at 1, from 0.5 to 0.5; failed at 1, the first: sigma = 0.4: there is none"
+    assert repr(boundary) == f"EventTable(alpha_c at 2 values of sigma from 0.4 to 0.5; {outcome})"
+    assert boundary.summary().splitlines()[2].split()[:2] == ["0.4", "nan"]
+    assert boundary.summary().splitlines()[2].endswith("absent: there is none")
     assert boundary.summary().splitlines()[3].split()[:2] == ["0.5", "1.250(10)"]
     values = np.array([0.4, 0.5])
-    rough = ta.Boundary.of("semantic baseline", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]))
-    exact = ta.Boundary.of("alpha_c", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]), -values)
-    assert [row.split()[2:-1] for row in rough.summary().splitlines()[2:]] == [["-2.5", "(spline)"]] * 2
-    assert [row.split()[2:-1] for row in exact.summary().splitlines()[2:]] == [["-0.40000"], ["-0.50000"]]
-    assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["values"] == [0.4, 0.5]
+    rough = made.events("semantic baseline", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]))
+    exact = made.events("alpha_c", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]), -values)
+    assert [row.split()[2:-1] for row in rough.summary().splitlines()[2:]] == [["-2.5", "False"]] * 2
+    assert [row.split()[2:-1] for row in exact.summary().splitlines()[2:]] == [["-0.4", "True"], ["-0.5", "True"]]
+    assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["axes"] == {
+        "sigma": [0.4, 0.5]
+    }
     end = ta.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
     assert repr(end) == "BranchEnd(lower end: ends at alpha = 0.700(10): theta falls continuously to zero)"
     assert end.to_dict()["alpha"] == 0.7

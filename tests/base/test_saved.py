@@ -1,5 +1,6 @@
 """Results come back from files as they were, and files can hold nothing that is executed."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.files import pack, packed
 from tiedattn_jax.finite.diagnosis import Diagnosis, Finding
-from tiedattn_jax.theory.states import number_shapes
+from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Missing
 
 
 class Weighted(ta.DotProduct):
@@ -32,7 +34,7 @@ def results():
     """Results of all kinds: states, transitions, curves, boundaries, diagrams, models, with NaN and without."""
     point = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
     missing = eqx.tree_at(lambda p: p.replicates.gen_error, point, jnp.full(4, jnp.nan))
-    cells = {name: np.full((2, 1, 2, 3, *shape), np.nan) for name, shape in number_shapes(point.model).items()}
+    cells = {name: np.full((2, 1, 2, 3), np.nan) for name in ("train_loss", "gen_error", "replicon")}
     cells["status"] = np.full((2, 1, 2, 3), float(ta.Status.absent))
     return {
         "state": missing,
@@ -40,9 +42,11 @@ def results():
         "transition without sensitivities": eqx.tree_at(
             lambda t: (t.sensitivities, t.sensitivities_stderr), made.transition(), (None, None)
         ),
-        "curve": ta.Curve("semantic", (point, missing), "sigma", np.array([0.4, 0.5]), ("sigma = .5: failed",)),
-        "boundary": ta.Boundary.of("alpha_c", "lam", np.arange(3.0), np.ones(3), np.full(3, np.nan)),
-        "diagram": ta.PhaseDiagram(
+        "curve": StateTable(
+            "semantic", ("sigma",), (np.array([0.4, 0.5, 0.6]),), (point, missing, Missing("failed", 4))
+        ),
+        "boundary": made.events("alpha_c", "lam", np.arange(3.0), np.array([1.0, 1.0, np.nan]), np.full(3, np.nan)),
+        "diagram": made.diagram(
             ("alpha", np.array([1.0, 2.0])), ("omega", np.ones(1)), cells, {"version": "0", "a": [1]}
         ),
         "average": ta.Average(jnp.array(1.0), jnp.array(0.1)),
@@ -84,8 +88,9 @@ def test_equality():
     assert a == b and not a != b and hash(type(a))
     assert a != eqx.tree_at(lambda p: p.alpha, a, a.alpha + 1)
     assert a != eqx.tree_at(lambda p: p.replicates.train_loss, a, a.replicates.train_loss.at[0].add(1e-15))
-    assert a != results()["curve"] and a != 1 and a != results()["curve"][0]
-    assert results()["diagram"] != ta.PhaseDiagram(*(getattr(results()["diagram"], k) for k in ("x", "y", "cells")), {})
+    assert a != results()["curve"] and a != 1 and a != results()["curve"].cells[1]
+    diagram = results()["diagram"]
+    assert diagram == results()["diagram"] != dataclasses.replace(diagram, attrs={})
     assert ta.Average(jnp.array(1.0), jnp.array(0.1)) != ta.Average(jnp.array(1.0), jnp.float32(0.1))
     traced = jax.jit(lambda x: ta.Average(x, x) == ta.Average(x, x))(1.0)  # inside jit it is an array, as in equinox
     assert bool(traced) and isinstance(traced, jax.Array)
@@ -121,8 +126,8 @@ def test_other_files(tmp_path):
     """Files of other results, of no result, and such that name a class which is no result."""
     path = tmp_path / "a.npz"
     results()["boundary"].save(path)
-    with pytest.raises(ta.InputError, match="path must be a file of a Curve, got path=Boundary"):
-        ta.Curve.load(path)
+    with pytest.raises(ta.InputError, match="path must be a file of a StateTable, got path=EventTable"):
+        StateTable.load(path)
     with pytest.raises(ta.InputError, match=r"path must be a whole file that .*a\.np', where there is no file"):
         ta.load(tmp_path / "a.np")
     path.write_bytes(path.read_bytes()[:-1])

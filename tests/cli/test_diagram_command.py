@@ -44,7 +44,8 @@ def test_files_json_and_resume(capsys, tmp_path):
 def test_other_axes(capsys, monkeypatch):
     arguments = {}
 
-    def spy(model, x, y, nodes, **options):
+    def spy(model, x, y, **options):
+        arguments.clear()
         arguments.update(options, x=x, y=y, model=model)
         raise KeyboardInterrupt
 
@@ -52,8 +53,8 @@ def test_other_axes(capsys, monkeypatch):
     words = ["diagram", "--x", "sigma", "0.4", "0.6", "3", "--y", "lam", "0.01", "0.02", "2", "--nodes", "1024"]
     assert main([*words, "--alpha", "1.5", "--resume", "--devices", "1", "--out", "there"]) == 130
     assert "go on with --resume --out there" in capsys.readouterr().err
-    assert arguments["x"][0] == "sigma" and arguments["y"][0] == "lam" and arguments["alpha"] == 1.5
-    np.testing.assert_allclose(arguments["y"][1], [0.01, 0.02])
+    assert arguments["x"].name == "sigma" and arguments["y"].name == "lam" and arguments["alpha"] == 1.5
+    np.testing.assert_allclose(arguments["y"].values, [0.01, 0.02])
     assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
     with pytest.raises(SystemExit):
         main([*words, "--optimal"])
@@ -61,9 +62,9 @@ def test_other_axes(capsys, monkeypatch):
     assert main(words) == 130
     assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
     assert main(["diagram", "--nodes", "1024"]) == 130
-    assert arguments["x"][0] == "alpha" and arguments["alpha"] is None
-    np.testing.assert_allclose(arguments["x"][1], np.linspace(0.1, 2, 25))
-    np.testing.assert_allclose(arguments["y"][1], np.linspace(0.02, 0.5, 25))
+    assert arguments["x"].name == "alpha" and "alpha" not in arguments
+    np.testing.assert_allclose(arguments["x"].values, np.linspace(0.1, 2, 25))
+    np.testing.assert_allclose(arguments["y"].values, np.linspace(0.02, 0.5, 25))
     assert main(["diagram", "--alpha", "1", "--nodes", "1024"]) == 130
     assert arguments["alpha"] == 1.0  # which `phase_diagram` refuses, because alpha is an axis
 
@@ -71,7 +72,7 @@ def test_other_axes(capsys, monkeypatch):
 def test_progress(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
-    def spy(model, x, y, nodes, *, progress, **options):
+    def spy(model, x, y, *, progress, **options):
         progress(3, 10)
         raise KeyboardInterrupt
 

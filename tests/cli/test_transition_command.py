@@ -14,6 +14,7 @@ from cases import CASES
 import tiedattn_jax as ta
 from tiedattn_jax.cli import theory as command
 from tiedattn_jax.cli.main import main
+from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 PAIR = {"positional", "semantic"}
@@ -68,12 +69,10 @@ def without_solving(monkeypatch):
     """`tiedattn transition` with results made by hand, and the record of what it asked for."""
     calls, point = {"rough": [], "starts": []}, made.fixed_point()
 
-    def sweep(model, alphas, branch, nodes, progress):
+    def sweep(model, branch, *, alpha, nodes, progress):
         calls["rough"].append(nodes.size)
-        assert len(alphas) == command.CURVE_POINTS
-        return ta.Curve(
-            branch, tuple(dataclasses.replace(point, alpha=jnp.asarray(alpha)) for alpha in (alphas[0], alphas[-1]))
-        )
+        assert len(alpha) == command.CURVE_POINTS
+        return StateTable.of(branch, [dataclasses.replace(point, alpha=jnp.asarray(a)) for a in (alpha[0], alpha[-1])])
 
     def critical_alpha(model, nodes, start):
         calls["full"] = nodes.size
@@ -119,7 +118,7 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
 
 
 def test_curves_are_drawn_to_their_ends():
-    curve = ta.Curve("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
+    curve = StateTable.of("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
     end = ta.BranchEnd(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
     unsolved = ta.BranchEnd(
         made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"

@@ -20,6 +20,10 @@ def sequence_model(omega, a):
     return ta.dot_product(omega=omega, sigma=1.0, mixing=scores / scores.sum(1, keepdims=True))
 
 
+def sharpened(model, a):
+    return dataclasses.replace(model, mixing=sequence_model(0.0, a).mixing)
+
+
 @pytest.fixture(scope="module")
 def nodes():
     return ta.sobol_nodes(ta.span_fields(sequence_model(0.3, 0.8), 1), 2**15)
@@ -109,16 +113,17 @@ def test_a_failure_of_either_candidate_is_told(model, monkeypatch, failing):
 
 
 def test_map(nodes):
-    table = ta.landscape_map(
-        sequence_model, [0.6, 0.8, 0.95], [0.75, 0.95], size=1.0, nodes=nodes, names=("omega", "a")
-    )
-    assert table.label.shape == (2, 3) and np.all(np.asarray(table.status) == 0)
+    axes = ta.Axis("omega", [0.6, 0.8, 0.95]), ta.Axis("a", [0.75, 0.95], sharpened)
+    table = ta.sweep(sequence_model(0.6, 0.75), "landscape", *axes, size=1.0, nodes=nodes)
+    assert table.label.shape == (3, 2) and np.all(table.status == 0) and table.found.all()
     single = ta.landscape(sequence_model(0.8, 0.95), size=1.0, nodes=nodes)
     assert int(table.label[1, 1]) == int(single.label) and int(table.label[1, 1]) % 4 == 3
+    assert table.values("semantic")[1, 1] == float(single.mean.semantic)
+    assert table.stderr("semantic")[1, 1] == float(single.stderr.semantic)
     (line,) = table.boundary("steepest")
     upper = line[np.argmax(line[:, 1])]
     assert upper[1] == 0.95 and upper[0] == pytest.approx(0.67933, abs=0.02)
-    assert "2 x 3 cells" in str(table)
+    assert "landscape at 3 x 2 settings of omega and a: found at 6" in str(table)
 
 
 def test_derivatives(nodes):
@@ -143,5 +148,6 @@ def test_derivatives(nodes):
 def test_bad_input(arguments, message):
     with pytest.raises(ta.InputError, match=message):
         ta.landscape(**{"model": ta.dot_product(), **arguments})
-    with pytest.raises(ta.InputError, match="x must be"):
-        ta.landscape_map(sequence_model, [0.5], [0.7, 0.8])
+    options = {"model": ta.dot_product(), "omega": [0.3], **arguments}
+    with pytest.raises(ta.InputError, match=message):
+        ta.sweep(question="landscape", **options)

@@ -15,7 +15,6 @@ from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.layers import LAYERS
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, label
-from tiedattn_jax.model.parameters import axis_of
 from tiedattn_jax.theory.solve import branch_start
 
 THREE = {"mixing": [[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]], "encodings": [[1.0], [0.0], [-1.0]]}
@@ -66,7 +65,7 @@ def test_constructors_check_their_arguments(name):
         with pytest.raises(ta.InputError, match=message):
             LAYERS[name](**options)
     with pytest.raises(ta.InputError, match="omega must be in"):
-        axis_of(("omega", [0.5, 1.5]), "alpha", "x", LAYERS[name]())
+        ta.Axis("omega", [0.5, 1.5]).checked(LAYERS[name](), "increasing")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.parameters import Parameter, axis_of, scalar_parameters
+from tiedattn_jax.model.parameters import Parameter, axes_of, scalar_parameters
 
 
 def test_read_and_set(model):
@@ -51,26 +51,41 @@ def test_direction_is_the_derivative(model):
 
 
 def test_axes(model):
-    axis = axis_of([0.5, 1.0], "alpha", "x", model)
-    assert axis.parameter.name == "alpha" and axis.values.tolist() == [0.5, 1.0]
-    custom = axis_of(("norm", [1.0, 2.0], lambda m, v: ta.dot_product(teacher=v)), "alpha", "x", model)
-    np.testing.assert_allclose(custom.parameter.set(model, None, 2.0)[0].teacher, [[2.0]])
+    """A number with several values is an axis, and one with a single value is fixed; the order is the caller's."""
+    custom = ta.Axis("norm", [1.0, 2.0], lambda m, v: ta.dot_product(teacher=v))
+    numbers = {"sigma": 0.4, "omega": np.array([0.2, 0.3]), "alpha": jnp.asarray(2.0)}
+    fixed, alpha, (first, second) = axes_of(model, [custom], numbers)
+    assert float(fixed.sigma) == 0.4 and float(alpha) == 2.0 and fixed.sigma.dtype == model.sigma.dtype
+    assert (first.name, second.name) == ("norm", "omega") and second.values.tolist() == [0.2, 0.3]
+    np.testing.assert_allclose(first.parameter.set(model, None, 2.0)[0].teacher, [[2.0]])
+    for order, values in (("any", [2.0, 1.0, 1.5]), ("monotonic", [2.0, 1.5, 1.0]), ("increasing", [1.0, 1.5, 2.0])):
+        assert axes_of(model, [], {"alpha": values}, order)[2][0].values.tolist() == values
+        for other in {"any": [], "monotonic": [[2.0, 1.0, 1.5]], "increasing": [[2.0, 1.0]]}[order]:
+            with pytest.raises(ta.InputError, match=f"alpha must be one or more finite, {order} values"):
+                axes_of(model, [], {"alpha": other}, order)
 
 
 @pytest.mark.parametrize(
-    ("axis", "message"),
+    ("numbers", "message"),
     [
-        ([], "x must be one or more"),
-        (["one"], "x must be one or more finite"),
-        (("alpha",), "x must be .name, values."),
-        ([1.0, 0.5], "x must be one or more finite, increasing"),
-        ([0.0, 1.0], "x must be positive for alpha"),
-        (("mixing", [0.1]), "x must name one of alpha, lam, omega, sigma, or an entry"),
-        (("mixing[0,2]", [0.1]), "x must name"),
-        (("omega", [0.1, 1.2]), "omega must be in"),
+        ({"alpha": []}, "alpha must be one or more"),
+        ({"alpha": ["one"]}, "alpha must be one or more finite"),
+        ({"alpha": [[1.0], [2.0]]}, "alpha must be one or more finite"),
+        ({"alpha": [1.0, 0.5]}, "alpha must be one or more finite, increasing"),
+        ({"alpha": [0.0, 1.0]}, "alpha must be positive for alpha"),
+        ({"alpha": [1.0], "axis": ta.Axis("alpha", [1.0])}, "alpha must be given once"),
+        ({"alpha": 1.0, "axis": ta.Axis("alpha", [1.0])}, "alpha must be given once"),
+        ({"axis": ("alpha", [1.0])}, "axes must be made by Axis"),
+        ({"axis": ta.Axis("mixing[0,2]", [0.1])}, r"mixing\[0,2\] must name"),
+        ({"mixing": [0.1]}, "mixing must name one of alpha, lam, omega, sigma, or an entry"),
+        ({"omega": [0.1, 1.2]}, "omega must be in"),
+        ({"omega": 1.2}, "omega must be in"),
+        ({"omega": "0.2"}, "omega must be a real number"),
+        ({"rank": 2}, "rank must name"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_bad_axes(model, axis, message):
+def test_bad_axes(model, numbers, message):
+    axes = [value for name, value in numbers.items() if name == "axis"]
     with pytest.raises(ta.InputError, match=message):
-        axis_of(axis, "alpha", "x", model)
+        axes_of(model, axes, {name: value for name, value in numbers.items() if name != "axis"})

@@ -12,6 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.files import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
+from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.theory.solve import Problem
 
 
@@ -23,27 +24,28 @@ def defaults(model, lines, semantic_states):
     states = [ta.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
     transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
     return {
-        "sweep": {"model": model, "along": [1.0], "branch": "semantic", "nodes": lines},
-        "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
+        "sweep": {"model": model, "question": "semantic", "alpha": [1.0], "nodes": lines},
+        "phase_diagram": {"model": model, "alpha": [1.0, 2.0], "omega": [0.3], "nodes": lines},
         "trace_branch": {"model": model, "parameter": "alpha", "limits": (1.0, 3.0), "nodes": lines},
-        "trace_boundary": {
+        "traced": {
             "model": model,
-            "event": "semantic baseline",
-            "parameter": "omega",
-            "values": [0.3, 0.4],
+            "question": "semantic baseline",
+            "omega": [0.3, 0.4],
             "nodes": lines,
+            "follow": True,
         },
         "find_event": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
-        "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
+        "branch_ends": {"curve": StateTable.of("semantic", states[1:]), "nodes": lines},
         "folds_of": {"paths": []},
-        "event_map": {"model": with_omega, "x": [0.3, 0.4], "y": [0.5, 0.6], "nodes": lines},
+        "map": {"model": model, "question": "alpha_c", "omega": [0.3, 0.4], "sigma": [0.5, 0.6], "nodes": lines},
     }
 
 
-def with_omega(omega, sigma):
-    return ta.dot_product(omega=omega, sigma=sigma)
+def called(function):
+    """The public function of a name; sweeps have several names."""
+    return getattr(ta, {"traced": "sweep", "map": "sweep"}.get(function, function))
 
 
 class WithoutTarget(ta.DotProduct):
@@ -55,26 +57,26 @@ class WithoutTarget(ta.DotProduct):
 
 BAD = [
     # alpha
-    ("sweep", {"along": []}, "alphas"),
-    ("sweep", {"along": [1.0, -1.0]}, "alphas"),
-    ("sweep", {"along": [np.nan]}, "alphas"),
-    ("sweep", {"along": [[1.0], [2.0]]}, "alphas"),
-    ("sweep", {"along": ["one"]}, "alphas"),
-    ("sweep", {"along": ["1", "2"]}, "alphas"),
-    ("sweep", {"along": [True]}, "alphas"),
-    ("sweep", {"along": np.array([1.0 + 1.0j])}, "alphas"),
-    ("sweep", {"along": np.ma.array([1.0, 2.0], mask=[False, True])}, "alphas"),
-    ("phase_diagram", {"x": np.ma.array([1.0, 2.0], mask=[False, True])}, "x"),
-    ("phase_diagram", {"y": ["0.3"]}, "y"),
+    ("sweep", {"alpha": []}, "alpha"),
+    ("sweep", {"alpha": [1.0, -1.0]}, "alpha"),
+    ("sweep", {"alpha": [np.nan]}, "alpha"),
+    ("sweep", {"alpha": [[1.0], [2.0]]}, "alpha"),
+    ("sweep", {"alpha": ["one"]}, "alpha"),
+    ("sweep", {"alpha": ["1", "2"]}, "alpha"),
+    ("sweep", {"alpha": [True]}, "alpha"),
+    ("sweep", {"alpha": np.array([1.0 + 1.0j])}, "alpha"),
+    ("sweep", {"alpha": np.ma.array([1.0, 2.0], mask=[False, True])}, "alpha"),
+    ("phase_diagram", {"alpha": np.ma.array([1.0, 2.0], mask=[False, True])}, "alpha"),
+    ("phase_diagram", {"omega": ["0.3"]}, "omega"),
     ("critical_alpha", {"bracket": ("1", "2")}, "bracket"),
     ("critical_alpha", {"bracket": (True, 2)}, "bracket"),
-    ("trace_boundary", {"values": np.array([1, 2], "m8[s]")}, "values"),
-    ("phase_diagram", {"alpha": np.nan, "x": ("sigma", [0.5])}, "alpha"),
-    ("phase_diagram", {"alpha": -1.0, "x": ("sigma", [0.5])}, "alpha"),
-    ("phase_diagram", {"alpha": [1.0, 2.0], "x": ("sigma", [0.5])}, "alpha"),
-    ("phase_diagram", {"alpha": "one", "x": ("sigma", [0.5])}, "alpha"),
-    ("phase_diagram", {"alpha": 1.0}, "alpha"),
-    ("phase_diagram", {"x": ("sigma", [0.5])}, "alpha"),
+    ("traced", {"omega": np.array([1, 2], "m8[s]")}, "omega"),
+    ("phase_diagram", {"alpha": np.nan, "sigma": [0.5]}, "alpha"),
+    ("phase_diagram", {"alpha": -1.0, "sigma": [0.5]}, "alpha"),
+    ("phase_diagram", {"alpha": [1.0, 2.0], "sigma": [0.5]}, "axes"),
+    ("phase_diagram", {"alpha": "one", "sigma": [0.5]}, "alpha"),
+    ("phase_diagram", {"alpha": 1.0}, "axes"),
+    ("phase_diagram", {"alpha": None, "sigma": [0.5]}, "alpha"),
     ("trace_branch", {"alpha": np.nan}, "alpha"),
     ("trace_branch", {"alpha": 0.0}, "alpha"),
     ("trace_branch", {"alpha": [2.0, 2.0]}, "alpha"),
@@ -87,28 +89,26 @@ BAD = [
     ("critical_alpha", {"bracket": "ab"}, "bracket"),
     ("linear_crossing", {"bracket": (-1.0, 1.0)}, "bracket"),
     # axes and values
-    ("phase_diagram", {"x": []}, "x"),
-    ("phase_diagram", {"x": [1.0, 0.5]}, "x"),
-    ("phase_diagram", {"x": [1.0, np.nan]}, "x"),
-    ("phase_diagram", {"x": [0.0, 1.0]}, "x"),
-    ("phase_diagram", {"x": [[1.0, 2.0]]}, "x"),
-    ("phase_diagram", {"y": [0.3, 1.2]}, "omega"),
-    ("phase_diagram", {"y": ("omegas", [0.3])}, "y"),
-    ("phase_diagram", {"y": ("mixing", [0.3])}, "y"),
-    ("phase_diagram", {"y": ("rank", [1.0])}, "y"),
-    ("phase_diagram", {"y": ("alpha", [0.3])}, "y"),
-    ("trace_boundary", {"values": [0.3, 0.3]}, "values"),
-    ("trace_boundary", {"values": [0.3, 0.2, 0.4]}, "values"),
-    ("trace_boundary", {"values": [0.3, np.inf]}, "values"),
-    ("trace_boundary", {"values": []}, "values"),
-    ("trace_boundary", {"values": "many"}, "values"),
-    ("trace_boundary", {"values": [[0.3]]}, "values"),
-    ("trace_boundary", {"values": [0.3, 1.3]}, "omega"),
-    ("trace_boundary", {"parameter": "alpha"}, "parameter"),
-    ("trace_boundary", {"parameter": "mixing"}, "parameter"),
-    ("trace_boundary", {"parameter": "mixing[0,2]"}, "parameter"),
-    ("trace_boundary", {"parameter": "rank"}, "parameter"),
-    ("trace_boundary", {"parameter": 0}, "parameter"),
+    ("phase_diagram", {"alpha": []}, "alpha"),
+    ("phase_diagram", {"alpha": [1.0, 0.5]}, "alpha"),
+    ("phase_diagram", {"alpha": [1.0, np.nan]}, "alpha"),
+    ("phase_diagram", {"alpha": [0.0, 1.0]}, "alpha"),
+    ("phase_diagram", {"alpha": [[1.0, 2.0]]}, "alpha"),
+    ("phase_diagram", {"omega": [0.3, 1.2]}, "omega"),
+    ("phase_diagram", {"omegas": [0.3]}, "omegas"),
+    ("phase_diagram", {"mixing": [0.3]}, "mixing"),
+    ("phase_diagram", {"rank": [1.0]}, "rank"),
+    ("traced", {"omega": [0.3, 0.3]}, "omega"),
+    ("traced", {"omega": [0.3, 0.2, 0.4]}, "omega"),
+    ("traced", {"omega": [0.3, np.inf]}, "omega"),
+    ("traced", {"omega": []}, "omega"),
+    ("traced", {"omega": [[0.3]]}, "omega"),
+    ("traced", {"omega": [0.3, 1.3]}, "omega"),
+    ("map", {"omega": [0.4, 0.3]}, "omega"),
+    ("map", {"sigma": [0.5, np.nan]}, "sigma"),
+    ("map", {"omega": [0.3, 1.3]}, "omega"),
+    ("map", {"question": "alpha"}, "question"),
+    ("map", {"question": ["alpha_c"]}, "question"),
     ("trace_branch", {"parameter": "mixing"}, "parameter"),
     ("trace_branch", {"parameter": "rank"}, "parameter"),
     ("trace_branch", {"parameter": None}, "parameter"),
@@ -117,17 +117,18 @@ BAD = [
     ("trace_branch", {"limits": (1.0, np.nan)}, "limits"),
     ("trace_branch", {"limits": 3.0}, "limits"),
     # names
-    ("sweep", {"event": "weak_recovery"}, "event"),
-    ("sweep", {"branch": "lexical"}, "branch"),
-    ("sweep", {"branch": ["semantic"]}, "branch"),
+    ("sweep", {"question": "weak_recovery"}, "alpha"),
+    ("sweep", {"question": "lexical"}, "question"),
+    ("sweep", {"question": ["semantic"]}, "question"),
+    ("sweep", {"follow": "no"}, "follow"),
     ("trace_branch", {"branch": "x"}, "branch"),
-    ("branch_ends", {"curve": ta.Curve("uninformed", ())}, "curve.branch"),
-    ("branch_ends", {"curve": ta.Curve("semantic", ())}, "curve.points"),
+    ("branch_ends", {"curve": StateTable.of("uninformed", ())}, "curve.branch"),
+    ("branch_ends", {"curve": StateTable.of("semantic", ())}, "curve.points"),
     ("branch_ends", {"curve": "semantic"}, "curve"),
     ("find_event", {"event": "alpha"}, "event"),
     ("find_event", {"event": ["alpha_c"]}, "event"),
-    ("trace_boundary", {"event": "alpha"}, "event"),
-    ("trace_boundary", {"event": "semantic fold"}, "event"),
+    ("traced", {"question": "alpha"}, "question"),
+    ("traced", {"question": "semantic fold"}, "question"),
     # where to start
     ("find_event", {"start": 1.25}, "start"),
     ("find_event", {"start": []}, "start"),
@@ -137,7 +138,7 @@ BAD = [
     ("critical_alpha", {"start": {"semantic": 1.25}}, "start"),
     ("linear_crossing", {"start": 1.5}, "start"),
     ("linear_crossing", {"transition": 1.25}, "transition"),
-    ("trace_boundary", {"start": (1.0, 2.0)}, "start"),
+    ("traced", {"start": (1.0, 2.0)}, "start"),
     ("trace_branch", {"start": 2.0}, "start"),
     # counts and files
     ("trace_branch", {"points": 0}, "points"),
@@ -155,29 +156,16 @@ BAD = [
     ("folds_of", {}, "paths"),
     ("phase_diagram", {"resume": "no"}, "resume"),
     ("find_event", {"sensitivities": "no"}, "sensitivities"),
-    ("trace_boundary", {"sensitivities": 0}, "sensitivities"),
+    ("traced", {"sensitivities": 0}, "sensitivities"),
     ("branch_ends", {"sensitivities": None}, "sensitivities"),
-    # planes
-    ("event_map", {"x": [0.3]}, "x"),
-    ("event_map", {"y": [0.6, 0.5]}, "y"),
-    ("event_map", {"y": [0.5, np.nan]}, "y"),
-    ("event_map", {"x": [0.3, 1.3]}, "omega"),
-    ("event_map", {"event": "alpha"}, "event"),
-    ("event_map", {"event": None}, "event"),
-    ("event_map", {"names": ("a", "a")}, "names"),
-    ("event_map", {"names": ("a", 1)}, "names"),
-    ("event_map", {"names": "ab"}, "names"),
-    ("event_map", {"model": lambda a: with_omega(a, 0.5)}, "model"),
-    ("event_map", {"model": lambda a, b: a + b}, "model"),
-    ("event_map", {"model": lambda a, b: ta.dot_product(rank=1 if a < 0.35 else 2)}, "model"),
 ]
 FUNCTIONS = [
-    "sweep", "phase_diagram", "trace_branch", "trace_boundary",
+    "sweep", "phase_diagram", "trace_branch", "traced", "map",
     "find_event", "critical_alpha", "linear_crossing",
 ]  # fmt: skip
-BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends", "event_map")]
-BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends", "event_map")]
-BAD += [(f, {"model": 0.3}, "model") for f in (*FUNCTIONS, "event_map")]
+BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
+BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
+BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
 
 
 @pytest.fixture
@@ -196,8 +184,8 @@ def nothing_is_compiled(monkeypatch):
 
 @pytest.mark.parametrize(("function", "change", "argument"), BAD)
 def test_one_sentence_about_the_argument(unchecked, defaults, nothing_is_compiled, function, change, argument):
-    call = getattr(ta, function)
-    assert set(defaults[function]) | set(change) <= set(inspect.signature(call).parameters)
+    call = called(function)
+    inspect.signature(call).bind(**{**defaults[function], **change})
     with pytest.raises(ta.InputError) as caught:
         call(**{**defaults[function], **change})
     assert caught.value.argument == argument and str(caught.value).startswith(f"{argument} must ")
@@ -206,9 +194,9 @@ def test_one_sentence_about_the_argument(unchecked, defaults, nothing_is_compile
 
 def test_a_baseline_needs_a_target(defaults, model, nothing_is_compiled):
     fields = {k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
-    for function in ("find_event", "trace_boundary", "linear_crossing"):
+    for function in ("find_event", "traced", "linear_crossing"):
         with pytest.raises(ta.InputError, match="model must have a method `target"):
-            getattr(ta, function)(**{**defaults[function], "model": WithoutTarget(**fields)})
+            called(function)(**{**defaults[function], "model": WithoutTarget(**fields)})
 
 
 class Odd(ta.DotProduct):
@@ -222,13 +210,14 @@ def test_the_model_is_checked(defaults, model, nothing_is_compiled, function):
     refused = eqx.tree_at(lambda m: m.lam, model, -model.lam), Odd(**vars(model))
     for bad_model, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
         with pytest.raises(ta.InputError, match=message):
-            getattr(ta, function)(**{**defaults[function], "model": bad_model})
+            called(function)(**{**defaults[function], "model": bad_model})
 
 
 @pytest.mark.parametrize("function", ["sweep", "trace_branch"])
 def test_any_state_asks_for_no_even_loss(defaults, model, nothing_is_compiled, function):
     with pytest.raises(AssertionError, match="a program was compiled"):
-        getattr(ta, function)(**{**defaults[function], "branch": None, "model": Odd(**vars(model))})
+        branch = "question" if function == "sweep" else "branch"
+        called(function)(**{**defaults[function], branch: None, "model": Odd(**vars(model))})
 
 
 ONE_SENTENCE = (
@@ -244,7 +233,7 @@ def test_concrete_numbers_are_asked_for(defaults, nothing_is_compiled, function,
     model, options = defaults[function]["model"], {k: v for k, v in defaults[function].items() if k != "model"}
 
     def of_models(m):
-        return getattr(ta, function)(m, **options)
+        return called(function)(m, **options)
 
     batch = jax.tree.map(lambda a: jnp.stack([a, a]), model)
     with pytest.raises(ta.InputError) as caught:
@@ -259,17 +248,16 @@ def test_concrete_numbers_are_asked_for(defaults, nothing_is_compiled, function,
         assert str(caught.value) == ONE_SENTENCE
 
 
-def test_models_of_a_plane_are_checked(defaults, model, nothing_is_compiled):
-    options = {k: v for k, v in defaults["event_map"].items() if k != "model"}
+def test_models_of_a_callers_axis_are_checked(defaults, model, nothing_is_compiled):
+    """The first model is checked in full, the others by their numbers."""
+    nodes = defaults["map"]["nodes"]
     bad_model = eqx.tree_at(lambda m: m.lam, model, -model.lam)
-    for first in (model, bad_model):  # the first model is checked in full, the others by their numbers
+    for first in (model, bad_model):
+        axis = ta.Axis("kind", [0.0, 0.5, 1.0], lambda m, v, first=first: first if v in (0, 1) else bad_model)
         with pytest.raises(ta.InputError, match=r"lam must be .*positive"):
-            ta.event_map(lambda a, b, first=first: first if a < 0.35 else bad_model, **options)
+            ta.sweep(model, "alpha_c", axis, nodes=nodes)
     with pytest.raises(ta.InputError, match="loss must be even"):
-        ta.event_map(lambda a, b: Odd(**vars(model)), **options)
-    with pytest.raises(ta.InputError) as caught:
-        jax.jit(lambda lam: ta.event_map(lambda a, b: ta.dot_product(omega=a, sigma=b, lam=lam), **options).alpha)(0.01)
-    assert str(caught.value) == ONE_SENTENCE
+        ta.sweep(model, "alpha_c", ta.Axis("kind", [0.0], lambda m, v: Odd(**vars(m))), nodes=nodes)
 
 
 def test_ends_of_a_branch_ask_for_concrete_numbers(defaults, nothing_is_compiled):
@@ -284,12 +272,6 @@ def test_states_to_start_from_belong_to_the_event(defaults, model, lines):
     for start in ([positional], [positional, positional], [positional, moved], positional):
         with pytest.raises(ta.InputError, match="start must be a FixedPoint for each of"):
             ta.critical_alpha(model, lines, start=start)
-
-
-def test_boundaries_meet_in_one_parameter_only():
-    first, second = (ta.Boundary.of("alpha_c", p, np.arange(3.0), np.ones(3), np.ones(3)) for p in ("omega", "sigma"))
-    with pytest.raises(ta.InputError, match="parameter must be omega"):
-        ta.intersections([first, second])
 
 
 def test_a_file_that_is_no_diagram(tmp_path):

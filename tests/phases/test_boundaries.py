@@ -1,4 +1,8 @@
+"""Events along an axis as curves: slopes, interpolation, and where they intersect."""
+
+import made
 import numpy as np
+import pytest
 
 import tiedattn_jax as ta
 
@@ -8,13 +12,17 @@ def test_where_curves_meet():
 
     def curve(event, f, slope, values=values):
         ones = np.ones(len(values))
-        return ta.Boundary.of(event, "omega", values, f(values) * ones, 0 * ones, slope(values) * ones)
+        return made.events(event, "omega", values, f(values) * ones, 0 * ones, slope(values) * ones)
 
     first = curve("a", lambda v: 1 + v**2, lambda v: 2 * v)
     second = curve("b", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(-0.1, 0.9, 4))
-    np.testing.assert_allclose(first.intersections(second), [(0.4, 1.16)], rtol=1e-9)
+
+    def meets(a, b):
+        return [(meeting.value, meeting.alpha) for meeting in a.intersections(b)]
+
+    np.testing.assert_allclose(meets(first, second), [(0.4, 1.16)], rtol=1e-9)
     third = curve("b", lambda v: 0.96 + 0.5 * v, lambda v: 0.5 + 0 * v, np.linspace(-0.1, 0.9, 4))
-    np.testing.assert_allclose(first.intersections(third), [(0.1, 1.01), (0.4, 1.16)], rtol=1e-9)
+    np.testing.assert_allclose(meets(first, third), [(0.1, 1.01), (0.4, 1.16)], rtol=1e-9)
     assert first.intersections(curve("c", lambda v: 3 + v, lambda v: 1 + 0 * v)) == []
     assert first.intersections(curve("d", lambda v: np.nan + v, lambda v: np.nan + v)) == []
     assert first.intersections(curve("e", lambda v: 1.16 + 0 * v, lambda v: 0 * v, np.linspace(2.0, 3.0, 4))) == []
@@ -22,22 +30,26 @@ def test_where_curves_meet():
         curve("alpha_c", first.interpolant, first.interpolant.derivative()),
         curve("semantic baseline", lambda v: 1.16 + 0 * v, lambda v: 0 * v),
     )
-    (meeting,) = ta.intersections(pair)
+    (meeting,) = pair[0].intersections(pair[1])
     assert meeting.events == ("alpha_c", "semantic baseline") and "beats the linear baseline" in meeting.meaning
     np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
+    events = {m.events for m in third.intersections(first, *pair)}
+    assert {("b", "a"), ("b", "alpha_c"), ("a", "semantic baseline")} <= events
+    with pytest.raises(ta.InputError, match="names must be omega"):
+        first.intersections(made.events("alpha_c", "sigma", *np.ones((3, 2))))
 
 
 def test_points_in_any_order_and_slopes_of_a_spline():
     values = np.array([1.0, 0.0, 0.5, 0.25])
-    boundary = ta.Boundary.of("alpha_c", "omega", values, values**2, 0 * values)
-    np.testing.assert_allclose(boundary.values, [0, 0.25, 0.5, 1])
-    np.testing.assert_allclose(boundary.slope, 2 * boundary.values, atol=1e-12)
+    boundary = made.events("alpha_c", "omega", values, values**2, 0 * values)
+    np.testing.assert_allclose(boundary.at, [0, 0.25, 0.5, 1])
+    np.testing.assert_allclose(boundary.slope, 2 * boundary.at, atol=1e-12)
     np.testing.assert_array_equal(boundary.status, ta.Status.converged)
     assert boundary.plot().axes[0].get_xlabel().endswith(r"$\omega$")
-    gap = ta.Boundary.of("alpha_c", "omega", values, np.where(values > 0.7, np.nan, values**2), 0 * values)
+    gap = made.events("alpha_c", "omega", values, np.where(values > 0.7, np.nan, values**2), 0 * values)
     np.testing.assert_array_equal(gap.status, [0, 0, 0, ta.Status.absent])
-    np.testing.assert_allclose(gap.slope[:3], 2 * gap.values[:3], atol=1e-12)
-    sloped = ta.Boundary.of("alpha_c", "omega", values, values, 0 * values, 3 + values, np.array([4, 1, 2, 3]))
-    np.testing.assert_array_equal(sloped.slope, 3 + sloped.values)
-    np.testing.assert_array_equal(sloped.status, [1, 3, 2, 4])
+    np.testing.assert_allclose(gap.slope[:3], 2 * gap.at[:3], atol=1e-12)
+    sloped = made.events("alpha_c", "omega", values, values, 0 * values, 3 + values)
+    np.testing.assert_array_equal(sloped.slope, 3 + sloped.at)
+    assert [float(cell.alpha) for cell in sloped.cells] == sloped.at.tolist()
     assert sloped.exact.all() and not boundary.exact.any() and not gap.exact.any()

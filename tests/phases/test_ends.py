@@ -8,11 +8,12 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases import ends as ends_module
+from tiedattn_jax.phases.questions import StateTable
 
 
 @pytest.fixture(scope="module")
 def curve(model, lines):
-    return ta.sweep(model, [0.6, 0.7, 0.8, 1.1, 2.0], "semantic", lines)
+    return ta.sweep(model, "semantic", alpha=[0.6, 0.7, 0.8, 1.1, 2.0], nodes=lines)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def synthetic(alphas, theta, growth_m):
             model=model,
         )
 
-    return ta.Curve("semantic", tuple(map(point, alphas, theta, growth_m)))
+    return StateTable.of("semantic", tuple(map(point, alphas, theta, growth_m)))
 
 
 def located(monkeypatch, lines, curve, growth_m, **places):

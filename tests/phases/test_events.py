@@ -15,9 +15,9 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import locate, trace, transitions
-from tiedattn_jax.phases.boundaries import baseline_branch
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.locate import Zero, crossings, find_zero, guess_of, number_of, transition_of
+from tiedattn_jax.phases.questions import StateTable, baseline_branch
 from tiedattn_jax.phases.secant import Secant, zero_between
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import Call
@@ -335,7 +335,7 @@ def curve_with(numbers, branch="semantic", name="error"):
         state = state_with(alpha, **{name: number}, has_state=(has_state,) * 3)
         return SimpleNamespace(alpha=jnp.array(alpha), ok=has_state, replicates=state)
 
-    return ta.Curve(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
+    return StateTable.of(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -444,21 +444,24 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, **k), True),
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, sensitivities=False, **k), False),
         (lambda **k: ta.critical_alpha(model, lines, start=pair, **k), True),
-        (lambda **k: ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=guess, **k), False),
-        (lambda **k: ta.trace_boundary(model, "alpha_c", "omega", [0.3], lines, start=pair, **k), True),
+        (
+            lambda **k: ta.sweep(model, "semantic baseline", omega=[0.3], nodes=lines, follow=True, start=guess, **k),
+            False,
+        ),
+        (lambda **k: ta.sweep(model, "alpha_c", omega=[0.3], nodes=lines, follow=True, start=pair, **k), True),
     ):
         for settings in (tight, rough):
             with pytest.raises(Stop):
                 call(settings=settings)
             assert calls[-1][1:3] == (1.3, True) and calls[-1][3] is settings and calls[-1][4] is expected
     with pytest.raises(Stop):
-        ta.trace_boundary(model, "semantic baseline", "omega", [0.3], lines, start=guess, sensitivities=True)
+        ta.sweep(model, "semantic baseline", omega=[0.3], nodes=lines, follow=True, start=guess, sensitivities=True)
     assert calls[-1][4] is True and float(calls[-1][3].tol) == 1e-4
 
 
 @pytest.fixture(scope="module")
 def curves(model, lines):
-    return [ta.sweep(model, [1.1, 1.4, 1.6], branch, lines) for branch in PAIR]
+    return [ta.sweep(model, branch, alpha=[1.1, 1.4, 1.6], nodes=lines) for branch in PAIR]
 
 
 def test_places_on_curves(curves, model, lines):

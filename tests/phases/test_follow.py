@@ -15,6 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.model.overlaps import BRANCHES, order_size
 from tiedattn_jax.phases.follow import Follower, WarmStart, pair_free, pair_start, predict, update
+from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.solve import Problem
 
@@ -194,7 +195,7 @@ def test_the_pair(model):
 
 
 def test_the_uninformed_branch_is_there_at_every_alpha(model, lines):
-    curve = ta.sweep(model, [0.3, 0.5], "uninformed", lines)
+    curve = ta.sweep(model, "uninformed", alpha=[0.3, 0.5], nodes=lines)
     assert curve.exists.all() and {p.label for p in curve.points} == {"uninformed"}
 
 
@@ -248,22 +249,22 @@ def curve():
     """Two points in sigma, of which the second has no state."""
     state = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
     gone = made.fixed_point(status=jnp.full(4, int(ta.Status.absent)))
-    return ta.Curve("semantic", (state, gone), "sigma", np.array([0.5, 0.6]))
-
-
-def test_a_curve_is_a_sequence_of_states():
-    line = curve()
-    assert len(line) == 2 and list(line) == list(line.points) and line[-1] == line.points[1]
+    return StateTable("semantic", ("sigma",), (np.array([0.5, 0.6]),), (state, gone))
 
 
 def test_a_curve_as_a_table(tmp_path):
-    line, state = curve(), curve()[0]
+    line, state = curve(), curve().cells[0]
     first, second = line.table()
     assert list(first) == list(second) and all(np.ndim(value) == 0 for value in first.values())
     assert (first["sigma"], first["alpha"], first["branch"], first["exists"]) == (0.5, 2.0, "semantic", True)
     assert first["train_loss"] == float(state.train_loss) and first["theta_0"] == first["theta_1"] == float(state.theta)
     assert first["train_loss_stderr"] == float(state.stderr.train_loss) > 0
     assert (second["exists"], second["status"]) == (False, "absent") and np.isnan(second["train_loss"])
+    assert line.stderr("q").shape == (2,) and line.stderr("theta")[0] > 0 and np.isnan(line.stderr("theta")[1])
+    expected = float(ta.error_bar(state.replicates.overlaps.theta.mean((1, 2, 3))))
+    np.testing.assert_allclose(
+        line.stderr("theta")[0], expected, rtol=1e-12
+    )  # of the scalar, which is a mean over tokens
     text = line.to_csv(tmp_path / "curve.csv")
     assert (tmp_path / "curve.csv").read_text() == text and line.to_csv() == text
     rows = list(csv.DictReader(text.splitlines()))
@@ -276,8 +277,8 @@ def test_a_curve_as_a_dataset():
     data = line.to_xarray()
     assert data.theta.dims == ("sigma", "token", "column", "teacher_column") and data.train_loss.dims == ("sigma",)
     point = data.sel(sigma=0.5)
-    assert float(point.train_loss) == float(line[0].train_loss) and bool(point.exists)
-    assert float(point.gen_error_stderr) == float(line[0].stderr.gen_error)
+    assert float(point.train_loss) == float(line.cells[0].train_loss) and bool(point.exists)
+    assert float(point.gen_error_stderr) == float(line.cells[0].stderr.gen_error)
     assert np.isnan(data.sel(sigma=0.6).q).all() and not data.sel(sigma=0.6).exists
     assert int(data.sel(sigma=0.6).status) == ta.Status.absent and "absent" in data.status.flag_meanings
-    assert json.loads(data.attrs["branch"]) == "semantic" and json.loads(data.attrs["model"]) == "DotProduct"
+    assert json.loads(data.attrs["question"]) == "semantic" and data.branch.values.tolist() == ["semantic"] * 2

@@ -1,3 +1,4 @@
+import dataclasses
 import operator
 import os
 import signal
@@ -18,10 +19,12 @@ from cases import CASES, POOL_ROUNDING
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import COARSE
+from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.model.overlaps import BRANCHES
-from tiedattn_jax.model.parameters import Axis, Parameter
+from tiedattn_jax.model.parameters import Axis
 from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.follow import Follower
+from tiedattn_jax.phases.table import numbers_of_states
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Lane
 from tiedattn_jax.theory.solve import Problem
@@ -32,7 +35,7 @@ SETTINGS = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
 
 def solve_grid(model, nodes, **options):
     return ta.phase_diagram(
-        model, **{"x": ALPHAS, "y": OMEGAS, "nodes": nodes, "devices": 1, "settings": SETTINGS, **options}
+        model, **{"alpha": ALPHAS, "omega": OMEGAS, "nodes": nodes, "devices": 1, "settings": SETTINGS, **options}
     )
 
 
@@ -49,7 +52,8 @@ def diagram(model, lines, tmp_path_factory):
 @pytest.fixture
 def canned(semantic_states, model, monkeypatch):
     """Replace solves by a row of cells with known states, which tests change, and record every request."""
-    cells = {k: np.array(jnp.broadcast_to(v, (2, len(ALPHAS), *v.shape))) for k, v in semantic_states.numbers().items()}
+    row = jax.tree.map(lambda a: np.array(jnp.broadcast_to(a, (2, len(ALPHAS), *a.shape))), semantic_states)
+    cells = row.numbers()
     requests = {"first": [], "tracks": [], "again": []}
 
     def coarse_lane(problem, x):
@@ -64,16 +68,15 @@ def canned(semantic_states, model, monkeypatch):
             if not self.cells:
                 requests["tracks"].append(self.settings)
             self.cells += 1
-            values = {k: v[self.branch, ALPHAS.index(float(alpha))] for k, v in cells.items()}
-            return made.finished_path((warm, SimpleNamespace(numbers=lambda: values)))
+            return made.finished_path((warm, indexed(row, (self.branch, ALPHAS.index(float(alpha))))))
 
         def search(self, cell_model, alpha, guess, was_absent):
             default = bool(jnp.all(guess.q == self.start.q))
             requests["again"].append((float(alpha), None if default else float(guess.q[0, 0, 0, 0]), self.settings))
             assert guess.q.shape[0] == 4 and was_absent is False
-            values = {k: jnp.asarray(v[1, 2]) for k, v in cells.items()}
-            values["residual"] = values["residual"] * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
-            return made.finished_path(SimpleNamespace(numbers=lambda: values))
+            state = jax.tree.map(jnp.asarray, indexed(row, (1, 2)))
+            residual = state.residual * (1.0 if alpha > 1 else 0.05)  # not resolved, if it is a state
+            return made.finished_path(dataclasses.replace(state, residual=residual))
 
     monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
     monkeypatch.setattr(grid, "Follower", Follower)
@@ -86,26 +89,26 @@ def test_cells_are_the_states_of_the_theory(diagram):
     for case in CASES:
         i, b = ALPHAS.index(case.alpha), ("positional", "semantic").index(case.branch)
         for name in ("train_loss", "gen_error"):
-            bar = result.stderr(name)[b, 0, i] + 2e-3 * getattr(case, name)
-            assert abs(result.mean(name)[b, 0, i] - getattr(case, name)) < 3 * bar
+            mean, bar = (part[b, 0, i] for part in made.means_of(result, name))
+            assert abs(mean - getattr(case, name)) < 3 * (bar + 2e-3 * getattr(case, name))
     assert result.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
     critical = result.alpha_c()
-    assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr[0] + 0.005
+    assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr()[0] + 0.005
     assert critical.alpha[1] > critical.alpha[0]
 
 
 def test_cells_without_branches_hold_the_uninformed_state(lines):
     """It is that of `solve`; where a large ridge keeps the student at zero, the loss is alpha times the error there."""
     layer = ta.dot_product(omega=0.02)
-    result = ta.phase_diagram(layer, [0.2, 0.3], ("lam", [0.003, 0.3]), lines, devices=1)
+    result = ta.phase_diagram(layer, alpha=[0.2, 0.3], lam=[0.003, 0.3], nodes=lines, devices=1)
     assert np.all(result.region == ta.REGIONS.index("uninformed")) and result.trusted.all()
-    loss, error = result.global_minimum("train_loss"), result.global_minimum("gen_error")
+    loss, error = (ta.Average(*numbers_of_states(result.global_minimum)[k]) for k in ("train_loss", "gen_error"))
     direct = ta.solve(eqx.tree_at(lambda m: m.lam, layer, jnp.asarray(0.003)), 0.3, "uninformed", lines)
     np.testing.assert_allclose(loss.value[0, 1], direct.train_loss, rtol=1e-6)
     np.testing.assert_allclose(error.value[0, 1], direct.gen_error, rtol=1e-5)
     np.testing.assert_allclose(loss.stderr[0, 1], direct.stderr.train_loss, rtol=1e-2)
     np.testing.assert_allclose(loss.value[1], np.array([0.2, 0.3]) * error.value[1], rtol=1e-6)
-    assert np.all(result.global_minimum("q").value[1] < 1e-6)
+    assert np.all(result.global_minimum.overlaps.q[1] < 1e-6)
 
 
 def program(setup: str, body: str) -> str:
@@ -120,7 +123,7 @@ model = ta.dot_product()
 nodes = ta.line_nodes(model, 5)
 settings = ta.Settings({SETTINGS.tol}, {SETTINGS.max_steps}, {SETTINGS.warm_steps}, {SETTINGS.damping})
 def go(**options):
-    return ta.phase_diagram(model, {ALPHAS}, {OMEGAS}, nodes, settings=settings, **options)
+    return ta.phase_diagram(model, alpha={ALPHAS}, omega={OMEGAS}, nodes=nodes, settings=settings, **options)
 {body}
 """
 
@@ -132,11 +135,13 @@ def launch(script: str, *arguments: str, stderr: int | None = None, **environmen
 
 
 def assert_same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
-    assert set(a.cells) == set(b.cells) and a.attrs["fingerprint"] == b.attrs["fingerprint"]
-    np.testing.assert_array_equal(a.cells["status"], b.cells["status"])
-    has_state = np.all(a.cells["status"] <= ta.Status.stalled, -1)
-    for name in ("train_loss", "gen_error", "q", "V"):
-        np.testing.assert_allclose(a.cells[name][has_state], b.cells[name][has_state], rtol=rtol)
+    assert a.attrs["fingerprint"] == b.attrs["fingerprint"] and jax.tree.structure(a) == jax.tree.structure(b)
+    for first, second in ((a.positional, b.positional), (a.semantic, b.semantic)):
+        np.testing.assert_array_equal(first.replicates.status, second.replicates.status)
+        has_state = np.all(first.replicates.status <= ta.Status.stalled, -1)
+        for name in ("train_loss", "gen_error", "q", "V"):
+            numbers = (np.asarray(p.replicates.numbers()[name])[has_state] for p in (first, second))
+            np.testing.assert_allclose(*numbers, rtol=rtol)
 
 
 def test_a_killed_run_goes_on_where_it_was(diagram, model, lines, tmp_path):
@@ -169,8 +174,7 @@ def test_cells_tried_again_are_kept(diagram, model, lines):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "Follower", forbidden)
         resumed = solve_grid(model, lines, out=out, resume=True)
-    for name, values in reference.cells.items():
-        np.testing.assert_array_equal(resumed.cells[name], values)
+    assert resumed == reference
 
 
 def numbers(settings):
@@ -183,11 +187,11 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
     cells["status"][1, 0] = ta.Status.absent
     cells["status"][1, 2], cells["residual"][1, 2] = ta.Status.max_steps, 1.0
-    result = solve_grid(model, lines, y=[0.3])
+    result = solve_grid(model, lines, omega=[0.3])
     q, usual, longer = cells["q"][1, :, 0, 0, 0, 0], numbers(SETTINGS), [4e-4, 32, 300, 0.21]
     expected = [(0.5, q[1], usual), (1.25, q[3], longer), (1.25, q[1], longer), (1.25, None, longer)]
     assert [(alpha, guess, numbers(settings)) for alpha, guess, settings in requests["again"]] == expected
-    np.testing.assert_array_equal(result.cells["status"][:, 0], cells["status"])
+    np.testing.assert_array_equal(made.cells_of(result)["status"][:, 0], cells["status"])
     assert [numbers(settings) for settings in requests["tracks"]] == [usual, usual]
     first = [[1e-3, 32, 300, 0.21]] * 2  # for both branches, on coarse averages, from far away
     assert [numbers(settings) for settings in requests["first"]] == first
@@ -199,7 +203,7 @@ def test_what_is_tried_again_and_with_what(canned, model, lines):
 
 def test_the_default_settings(canned, model, lines):
     _, requests = canned
-    ta.phase_diagram(model, ALPHAS, [0.3], lines, devices=1)
+    ta.phase_diagram(model, alpha=ALPHAS, omega=[0.3], nodes=lines, devices=1)
     assert [numbers(settings) for settings in requests["tracks"]] == [[5e-4, 15, 0, 0.2]] * 2
     assert [numbers(settings) for settings in requests["first"]] == [[1e-3, 30, 300, 0.2]] * 2
 
@@ -208,9 +212,10 @@ def test_the_default_settings(canned, model, lines):
 def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
     cells, _ = canned
     cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
-    axes = (ALPHAS, ("sigma", [0.5, 0.6]))
-    result = ta.phase_diagram(model, *(axes if not turned else (axes[1], ("alpha", ALPHAS))), lines, devices=1)
-    q = np.swapaxes(result.cells["q"], 1, 2) if turned else result.cells["q"]
+    axes = ta.Axis("alpha", ALPHAS), ta.Axis("sigma", [0.5, 0.6])
+    result = ta.phase_diagram(model, *(axes[::-1] if turned else axes), nodes=lines, devices=1)
+    q = made.cells_of(result)["q"]
+    q = np.swapaxes(q, 1, 2) if turned else q
     for row in (0, 1):
         np.testing.assert_array_equal(q[:, row], cells["q"])
 
@@ -218,7 +223,7 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
 @pytest.fixture
 def rows(model, lines):
     """The grid of these tests before anything is solved."""
-    axes = Axis(Parameter("omega"), np.array(OMEGAS)), Axis(Parameter("alpha"), np.array(ALPHAS))
+    axes = Axis("omega", np.array(OMEGAS)), Axis("alpha", np.array(ALPHAS))
     return grid._Grid.of(model, *axes, None, lines, SETTINGS)
 
 
@@ -229,9 +234,10 @@ def test_a_track_alone_gives_the_same(diagram, rows):
     firsts = run_one(rows.first_cells(1))
     track = run_one(rows.track(1, 0, firsts, lambda: calls.append(1)))
     assert len(calls) == 4
-    for name, values in track.items():
-        has_state = result.cells["status"][1, 0, ::-1] <= ta.Status.stalled  # other cells may have been tried again
-        np.testing.assert_allclose(values[has_state], result.cells[name][1, 0, ::-1][has_state], POOL_ROUNDING)
+    expected = jax.tree.map(lambda a: a[0, ::-1], result.semantic.replicates)
+    has_state = expected.status <= ta.Status.stalled  # other cells may have been tried again
+    for values, others in zip(jax.tree.leaves(track), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(values[has_state], others[has_state], POOL_ROUNDING)
 
 
 def test_the_steps_of_a_track(rows, semantic_states, monkeypatch):
@@ -255,7 +261,7 @@ def test_the_steps_of_a_track(rows, semantic_states, monkeypatch):
         and origin.value.tolist() == [2.0] * 4
         and origin.count.tolist() == [1] * 4
     )
-    assert cells["q"].shape == (4, *semantic_states.overlaps.q.shape)
+    assert cells.overlaps.q.shape == (4, *semantic_states.overlaps.q.shape)
 
 
 def test_where_tracks_begin(rows, model, lines):
@@ -270,7 +276,7 @@ def test_where_tracks_begin(rows, model, lines):
         return SimpleNamespace(status=next(statuses), overlaps=jax.tree.map(lambda a: 2 * a, start))
 
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
-    axes = Axis(Parameter("omega"), omegas), Axis(Parameter("alpha"), np.array(ALPHAS))
+    axes = Axis("omega", omegas), Axis("alpha", np.array(ALPHAS))
     longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
     first_states = made.answer_path(longer.first_cells(0), coarse_lane)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
@@ -343,7 +349,7 @@ def test_other_settings_are_not_mixed_in(canned, model, lines, tmp_path):
     for trial_model, nodes, options in (
         (other_model, lines, {}),
         (model, moved, {}),
-        (model, lines, {"x": [0.51, *ALPHAS[1:]]}),
+        (model, lines, {"alpha": [0.51, *ALPHAS[1:]]}),
         *(
             (model, lines, {"settings": eqx.tree_at(field, SETTINGS, field(SETTINGS) + field(SETTINGS))})
             for field in FIELDS

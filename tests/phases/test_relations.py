@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import made
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
@@ -10,7 +11,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases.diagram import REGIONS
-from tiedattn_jax.theory.states import number_shapes
+from tiedattn_jax.theory.states import DIAGNOSTICS
 
 # Examples that fail are not made smaller, which takes minutes.
 DRAWN = settings(max_examples=20, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
@@ -28,7 +29,7 @@ def lines():
 
 @cache
 def whole(branch):
-    return ta.sweep(ta.dot_product(), ALPHAS, branch, lines(), settings=TIGHT)
+    return ta.sweep(ta.dot_product(), branch, alpha=ALPHAS, nodes=lines(), settings=TIGHT)
 
 
 def same(points, others, rtol=0.0):
@@ -42,16 +43,17 @@ def same(points, others, rtol=0.0):
 @given(st.permutations(ALPHAS), st.sampled_from(PAIR))
 def test_alphas_in_another_order(alphas, branch):
     """A sweep through alpha does not depend on the order of its alphas."""
-    same(ta.sweep(ta.dot_product(), alphas, branch, lines(), settings=TIGHT), whole(branch))
+    curve = ta.sweep(ta.dot_product(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
+    same(curve.points, whole(branch).points)
 
 
 @SOLVED
 @given(st.sets(st.sampled_from(ALPHAS), min_size=1, max_size=2).map(sorted), st.sampled_from(PAIR))
 def test_some_of_the_alphas(alphas, branch):
     """States are those of a sweep through other alphas, and of `solve`, to the tolerance."""
-    curve = ta.sweep(ta.dot_product(), alphas, branch, lines(), settings=TIGHT)
-    same(curve, [p for p in whole(branch) if float(p.alpha) in alphas], 1e-5)
-    same(curve, [ta.solve(ta.dot_product(), a, branch, lines(), settings=TIGHT) for a in alphas], 1e-5)
+    curve = ta.sweep(ta.dot_product(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
+    same(curve.points, [p for p in whole(branch).points if float(p.alpha) in alphas], 1e-5)
+    same(curve.points, [ta.solve(ta.dot_product(), a, branch, lines(), settings=TIGHT) for a in alphas], 1e-5)
 
 
 @SOLVED
@@ -59,44 +61,45 @@ def test_some_of_the_alphas(alphas, branch):
 def test_a_model_among_others(settings_of_models, branch):
     """The state of a model in a list is, bit by bit, that of `solve`, wherever it stands."""
     models = [ta.dot_product(*numbers) for numbers in settings_of_models]
-    curve = ta.sweep(models, nodes=lines(), branch=branch, alpha=2.0)
-    same(curve, [ta.solve(m, 2.0, branch, lines()) for m in models])
+    curve = ta.sweep(models, branch, alpha=2.0, nodes=lines())
+    same(curve.points, [ta.solve(m, 2.0, branch, lines()) for m in models])
 
 
 @cache
 def diagram(x, y, alpha=None):
     axes = {"alpha": ALPHAS, "omega": OMEGAS, "sigma": SIGMAS}
-    x, y = ((name, [axes[name][k] for k in keep] if keep else axes[name]) for name, *keep in (x, y))
-    return ta.phase_diagram(ta.dot_product(), x, y, lines(), alpha=alpha, devices=1, settings=TIGHT)
+    numbers = {name: [axes[name][k] for k in keep] if keep else axes[name] for name, *keep in (x, y)}
+    fixed = {} if alpha is None else {"alpha": alpha}
+    return ta.phase_diagram(ta.dot_product(), **numbers, **fixed, nodes=lines(), devices=1, settings=TIGHT)
 
 
 def assert_cells(result, expected, rtol=0.0):
     for name in NUMBERS:
-        a, b = result.cells[name], expected[name]
+        a, b = made.cells_of(result)[name], expected[name]
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-9 if rtol else 0, err_msg=name)
 
 
 def test_axes_swapped():
     """A diagram with swapped axes is the transpose: the same tracks along alpha, other ones along other numbers."""
     first, second = diagram(("alpha",), ("omega",)), diagram(("omega",), ("alpha",))
-    assert_cells(second, {k: np.swapaxes(a, 1, 2) for k, a in first.cells.items()})
+    assert_cells(second, {k: np.swapaxes(a, 1, 2) for k, a in made.cells_of(first).items()})
     for name in ("region", "winner", "trusted", "beats_linear"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name).T)
     np.testing.assert_allclose(first.alpha_c().alpha, second.alpha_c().alpha, rtol=1e-12)
     across, along = diagram(("omega",), ("sigma",), alpha=2.0), diagram(("sigma",), ("omega",), alpha=2.0)
-    assert_cells(along, {k: np.swapaxes(a, 1, 2) for k, a in across.cells.items()}, 1e-5)
+    assert_cells(along, {k: np.swapaxes(a, 1, 2) for k, a in made.cells_of(across).items()}, 1e-5)
 
 
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_row_alone(row):
     """A row is that of the diagram with this row alone, and its cells are states of `solve`, to the tolerance."""
-    whole_cells, alone = diagram(("alpha",), ("omega",)).cells, diagram(("alpha",), ("omega", row))
+    whole_cells, alone = made.cells_of(diagram(("alpha",), ("omega",))), diagram(("alpha",), ("omega", row))
     assert_cells(alone, {k: a[:, row : row + 1] for k, a in whole_cells.items()}, 1e-5)
     for b, branch in enumerate(PAIR):
         point = ta.solve(ta.dot_product(OMEGAS[row]), 1.6, branch, lines(), settings=TIGHT)
         for name in NUMBERS:
             numbers = point.replicates.numbers()[name]
-            np.testing.assert_allclose(alone.cells[name][b, 0, 1], numbers, rtol=1e-5, atol=1e-9, err_msg=name)
+            np.testing.assert_allclose(made.cells_of(alone)[name][b, 0, 1], numbers, rtol=1e-5, atol=1e-9, err_msg=name)
 
 
 @settings(SOLVED, max_examples=2)
@@ -122,11 +125,13 @@ CELLS = st.integers(0, 2**31), st.lists(st.one_of(st.just(0), STATUS), min_size=
 def drawn_diagram(seed, status):
     """A diagram of 2 x 3 cells of three replicates; those of the first row have one status in all replicates."""
     rng, grid = np.random.default_rng(seed), (2, 2, 3, 3)
-    values = {k: rng.uniform(0.1, 1, (*grid, *s)) for k, s in number_shapes(ta.dot_product()).items()}
+    shapes = {"q": (2, 1, 1), "V": (2, 1, 1), "theta": (2, 1, 1), "m": (2, 1)}
+    names = "train_loss", "gen_error", "gen_error_linear", "residual", "status", *DIAGNOSTICS, "train_loss_by_alpha"
+    values = {k: rng.uniform(0.1, 1, (*grid, *s)) for k, s in {**shapes, **dict.fromkeys(names, ())}.items()}
     values["status"] = np.reshape(status, grid).astype(float)
     values["status"][:, 0] = values["status"][:, 0, :, :1]
     values["residual"] *= 0.2
-    return ta.PhaseDiagram(("alpha", np.arange(1.0, 4.0)), ("omega", np.array([0.1, 0.2])), values, {})
+    return made.diagram(("alpha", np.arange(1.0, 4.0)), ("omega", np.array([0.1, 0.2])), values)
 
 
 @DRAWN
@@ -134,13 +139,15 @@ def drawn_diagram(seed, status):
 def test_cells_are_those_of_single_states(seed, status):
     """Means, error bars, existence and status of a cell are those of a state with its numbers."""
     diagram = drawn_diagram(seed, status)
+    cells, (means, bars) = made.cells_of(diagram), made.means_of(diagram, "train_loss")
     for b, j, i in np.ndindex(2, 2, 3):
-        status, loss, residual = (diagram.cells[k][b, j, i] for k in ("status", "train_loss", "residual"))
+        status, loss, residual = (cells[k][b, j, i] for k in ("status", "train_loss", "residual"))
         has_state = (status <= Status.stalled) | (status == Status.max_steps) & (residual < 0.1)
         assert diagram.exists[b, j, i] == (has_state.mean() >= 0.5)
-        if has_state.any():
-            np.testing.assert_allclose(diagram.mean("train_loss")[b, j, i], loss[has_state].mean())
-            np.testing.assert_allclose(diagram.stderr("train_loss")[b, j, i], ta.error_bar(loss[has_state]), rtol=1e-6)
+        assert np.isnan(means[b, j, i]) == (has_state.mean() < 0.5)
+        if has_state.mean() >= 0.5:
+            np.testing.assert_allclose(means[b, j, i], loss[has_state].mean())
+            np.testing.assert_allclose(bars[b, j, i], ta.error_bar(loss[has_state]), rtol=1e-6)
         if not (status == Status.absent).any():
             assert diagram.status[b, j, i] == status.max()
 
@@ -150,7 +157,7 @@ def test_cells_are_those_of_single_states(seed, status):
 def test_winners(seed, status):
     """A branch that exists alone is the winner; of two the one with the lower training loss is; of none, none."""
     diagram = drawn_diagram(seed, status)
-    exists, winner, loss = diagram.exists, diagram.winner, diagram.mean("train_loss")
+    exists, winner, loss = diagram.exists, diagram.winner, made.means_of(diagram, "train_loss")[0]
     for b in range(2):
         np.testing.assert_array_equal(winner[exists[b] & ~exists[1 - b]], b)
     both = exists.all(0)
@@ -166,10 +173,10 @@ def test_winners(seed, status):
 def test_a_branch_has_its_own_error_bar(seed, status, branch, name):
     """The scatter of one branch enlarges the error bars of this branch alone."""
     diagram = drawn_diagram(seed, status)
-    before = diagram.stderr(name)
-    changed = {k: a.copy() for k, a in diagram.cells.items()}
+    before = made.means_of(diagram, name)[1]
+    changed = made.cells_of(diagram)
     changed[name][branch] *= 1 + np.arange(3.0).reshape(3, *[1] * (changed[name].ndim - 4))
-    after = ta.PhaseDiagram(diagram.x, diagram.y, changed, {}).stderr(name)
+    after = made.means_of(made.diagram(diagram.x, diagram.y, changed), name)[1]
     np.testing.assert_array_equal(after[1 - branch], before[1 - branch])
     known = np.isfinite(before[branch])
     assert not known.any() or np.any(after[branch][known] != before[branch][known])
@@ -191,7 +198,7 @@ def test_what_else_says_the_numbers(seed, status):
         for b, branch in enumerate(PAIR):
             labelled = cell.sel(branch=branch)
             for name in ("train_loss", "gen_error", "replicon", "q"):
-                mean, bar = (f(name)[b, j, i] for f in (diagram.mean, diagram.stderr))
+                mean, bar = (part[b, j, i] for part in made.means_of(diagram, name))
                 np.testing.assert_array_equal(labelled[name], mean)
                 np.testing.assert_array_equal(labelled[f"{name}_stderr"], bar)
                 if name == "q":
@@ -207,7 +214,7 @@ def test_what_else_says_a_curve():
     pytest.importorskip("xarray")
     curve = whole("semantic")
     data = curve.to_xarray()
-    for k, (point, row) in enumerate(zip(curve, curve.table(), strict=True)):
+    for k, (point, row) in enumerate(zip(curve.points, curve.table(), strict=True)):
         assert row["alpha"] == float(point.alpha) == float(data.alpha[k])
         for name in ("train_loss", "gen_error"):
             expected = [getattr(point, name), getattr(point.stderr, name)]

@@ -22,7 +22,7 @@ OMEGAS = [0.3, 0.33, 0.36]
 def trace(model, lines):
     def trace_event(event, guess, values=OMEGAS, **options):
         start = [ta.solve(model, guess, b, lines, start=BRANCHES[b].start(model)) for b in ta.EVENTS[event].branches]
-        return ta.trace_boundary(model, event, "omega", values, lines, start=start, **options)
+        return ta.sweep(model, event, omega=values, nodes=lines, follow=True, start=start, **options)
 
     return trace_event
 
@@ -33,7 +33,7 @@ def critical(trace):
 
 
 def test_alpha_c(critical):
-    assert abs(critical.alpha[0] - ALPHA_C) < 3 * critical.stderr[0]
+    assert abs(critical.alpha[0] - ALPHA_C) < 3 * critical.stderr()[0]
     np.testing.assert_allclose(critical.slope[0], ALPHA_C_SENSITIVITIES["omega"], rtol=1e-2)
     # The slopes are those of the curve on the same nodes: its rise agrees with Simpson's rule.
     rise = 0.06 / 6 * (critical.slope[0] + 4 * critical.slope[1] + critical.slope[2])
@@ -50,8 +50,8 @@ def test_alpha_c(critical):
 )
 def test_baseline_and_pitchfork(trace, critical, name, guess, alpha, tolerance):
     boundary = trace(name, guess, OMEGAS[:2])
-    assert abs(boundary.alpha[0] - alpha) < 3 * boundary.stderr[0] + tolerance
-    assert np.all(boundary.stderr < 0.05)
+    assert abs(boundary.alpha[0] - alpha) < 3 * boundary.stderr()[0] + tolerance
+    assert np.all(boundary.stderr() < 0.05)
     assert boundary.intersections(critical) == []
 
 
@@ -71,7 +71,7 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     guess = ta.Guess(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
     text = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
     with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {text}"):
-        ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
+        ta.sweep(model, "semantic instability", omega=[0.3, 0.2], nodes=lines, follow=True, start=guess)
     assert guesses == [guess]
 
 
@@ -87,21 +87,20 @@ def test_what_is_missing_says_why(monkeypatch, model, lines, semantic_states):
     monkeypatch.setattr(tracing, "find_zero", lambda *args, **options: made.finished_path(next(zeros)))
     monkeypatch.setattr(tracing, "first_sign_change", nowhere)
     guess = ta.Guess(0.7, (BRANCHES["semantic"].start(model),))
-    boundary = ta.trace_boundary(model, "semantic instability", "omega", [0.3, 0.2], lines, start=guess)
+    boundary = ta.sweep(model, "semantic instability", omega=[0.3, 0.2], nodes=lines, follow=True, start=guess)
     reason = "there is no semantic branch at alpha = 0.55, where the search ended"
     assert boundary.reason.tolist() == [reason, ""] and boundary.status_name == ["absent", "converged"]
-    assert boundary.to_dict()["reason"] == [reason, ""] and f"  absent: {reason}\n" in boundary.summary()
+    assert boundary.failures == (f"omega = 0.2: {reason}",) and f"  absent: {reason}\n" in boundary.summary()
 
 
 def test_an_entry_of_the_mixing(model, lines, critical):
     values = [0.38, 0.4, 0.42]
     start = [ta.solve(model, 1.25, b, lines, start=BRANCHES[b].start(model)) for b in ("positional", "semantic")]
     calls = []
-    boundary = ta.trace_boundary(
-        model, "alpha_c", "mixing[0,1]", values, lines, start=start, progress=lambda *c: calls.append(c)
-    )
+    axis, options = ta.Axis("mixing[0,1]", values), {"start": start, "progress": lambda *c: calls.append(c)}
+    boundary = ta.sweep(model, "alpha_c", axis, nodes=lines, follow=True, **options)
     assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert abs(boundary.alpha[1] - ALPHA_C) < 3 * boundary.stderr[1]
+    assert abs(boundary.alpha[1] - ALPHA_C) < 3 * boundary.stderr()[1]
     rise = 0.04 / 6 * (boundary.slope[0] + 4 * boundary.slope[1] + boundary.slope[2])
     np.testing.assert_allclose(boundary.alpha[2] - boundary.alpha[0], rise, rtol=1e-2)
 
@@ -110,22 +109,22 @@ def test_thresholds_of_the_optimal_learner():
     """(1 + Delta)^2 / 6 with Delta = noise / sigma^2 and exact slopes, traced or swept, and 1 / L."""
     sigma = np.array([0.4, 0.5])
     delta = NOISE**2 / sigma**2
-    traced = ta.trace_boundary(Noisy(), "weak_recovery", "sigma", sigma)
-    swept = ta.sweep(Noisy(), "sigma", sigma, event="weak_recovery")
+    traced = ta.sweep(Noisy(), "weak_recovery", sigma=sigma, follow=True)
+    swept = ta.sweep(Noisy(), "weak_recovery", sigma=sigma)
     for boundary in (traced, swept):
         np.testing.assert_allclose(boundary.alpha, (1 + delta) ** 2 / 6, rtol=1e-9)
         np.testing.assert_allclose(boundary.slope, -2 * (1 + delta) * delta / sigma / 3, rtol=1e-9)
         assert boundary.exact.all() and boundary.ok.all()
-    listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], event="perfect_recovery")
+    listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], "perfect_recovery")
     np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
     assert np.isnan(listed.slope).all()
-    one_fails = ta.sweep(ta.dot_product(), "omega", [0.3, 1.0], event="weak_recovery")
+    one_fails = ta.sweep(ta.dot_product(), "weak_recovery", omega=[0.3, 1.0])
     np.testing.assert_allclose(one_fails.alpha, [1 / 6, np.nan])
     assert "omega below one" in one_fails.reason[1]
     with pytest.raises(ta.InputError, match="alpha must be left out"):
-        ta.sweep(Noisy(), "sigma", sigma, alpha=1.0, event="weak_recovery")
+        ta.sweep(Noisy(), "weak_recovery", sigma=sigma, alpha=1.0)
     with pytest.raises(ta.InputError, match="start must be None"):
-        ta.trace_boundary(Noisy(), "weak_recovery", "sigma", sigma, start=[])
+        ta.sweep(Noisy(), "weak_recovery", sigma=sigma, follow=True, start=[])
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -171,7 +170,7 @@ def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
         return (made.finished_path(requests.append((branch, alpha))) for alpha in places)
 
     monkeypatch.setattr(tracing, "walk", walk)
-    path = first_sign_change(tracing.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
+    path = first_sign_change(ta.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
     steps = next(path)
     assert isinstance(steps, list) and len(steps) == 2 and requests == [("positional", 3.0), ("semantic", 3.0)]
     path.close()
@@ -183,10 +182,7 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     values, calls = np.array([0.1, 0.2, 0.3]), []
 
     def boundary(event, alpha):
-        reason = np.array([f"{event} {k}" for k in range(3)])
-        return ta.Boundary.of(
-            event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2, reason=reason
-        )
+        return made.events(event, "omega", values, np.array(alpha), np.full(3, 0.1), np.array(alpha) / 2)
 
     parts = {
         "alpha_c": boundary("alpha_c", [1.0, 1.0, 1.0]),
@@ -212,34 +208,36 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
 
     monkeypatch.setattr(tracing, "_Tracer", Tracer)
     reports = []
-    result = ta.trace_boundary(
-        model, "alpha_l", "omega", values, lines, sensitivities=True, progress=lambda *c: reports.append(c)
-    )
+    result = ta.sweep(
+        model, "alpha_l", omega=values, nodes=lines, follow=True, sensitivities=True,
+        progress=lambda *c: reports.append(c),
+    )  # fmt: skip
     assert calls == [(name, "omega", True) for name in parts]
     assert reports[0] == (0, 9) and reports[-1] == (9, 9) and sorted(reports) == reports
     assert result.event == "alpha_l"
     np.testing.assert_array_equal(result.alpha, [1.5, 1.0, 0.7])  # semantic baseline, alpha_c, positional baseline
     np.testing.assert_array_equal(result.slope, [0.75, 0.5, 0.35])
     np.testing.assert_array_equal(result.exact, [True, True, False])
-    assert result.reason.tolist() == ["semantic baseline 0", "alpha_c 1", "positional baseline 2"]
+    assert [cell.event for cell in result.cells] == ["semantic baseline", "alpha_c", "positional baseline"]
     del parts["positional baseline"]  # the positional state nowhere beats the baseline
-    np.testing.assert_array_equal(ta.trace_boundary(model, "alpha_l", "omega", values, lines).alpha, [1.5, 1.0, 1.0])
+    alone = ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True)
+    np.testing.assert_array_equal(alone.alpha, [1.5, 1.0, 1.0])
     assert calls[-3:] == [("alpha_c", "omega", True), *((f"{b} baseline", "omega", False) for b in PAIR[::-1])]
     del parts["semantic baseline"]
     with pytest.raises(ta.InputError, match="event must happen"):
-        ta.trace_boundary(model, "alpha_l", "omega", values, lines)
+        ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
-        ta.trace_boundary(model, "alpha_l", "omega", values, lines, start=ta.Guess(1.5, ()))
+        ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True, start=ta.Guess(1.5, ()))
 
 
 def test_where_small_starts_separate_is_a_boundary():
     omegas = np.array([0.2, 0.3])
-    traced = ta.trace_boundary(ta.dot_product(), "encodings separate", "omega", omegas)
+    traced = ta.sweep(ta.dot_product(), "encodings separate", omega=omegas, follow=True)
     np.testing.assert_allclose(traced.alpha[1], 0.41904, atol=1e-5)  # from another program
-    teacher = ta.sweep(ta.dot_product(), "omega", omegas, event="teacher separates")
+    teacher = ta.sweep(ta.dot_product(), "teacher separates", omega=omegas)
     np.testing.assert_allclose(teacher.alpha[1], 1.20866, atol=1e-5)
     assert np.all(teacher.exact) and np.all(teacher.status == ta.Status.converged)
     step = np.diff(teacher.alpha) / np.diff(omegas)
     np.testing.assert_allclose(np.mean(teacher.slope), step, rtol=0.02)
     with pytest.raises(ta.InputError, match="without kinks"):
-        ta.trace_boundary(ta.relu_attention(), "encodings separate", "omega", omegas)
+        ta.sweep(ta.relu_attention(), "encodings separate", omega=omegas)

@@ -7,18 +7,20 @@ import re
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 
+import made
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.dynamics.landscape import words_of
-from tiedattn_jax.phases.boundaries import Boundary
+from tiedattn_jax.dynamics.landscape import MEANINGS
+from tiedattn_jax.phases.questions import BestTable, EventTable, LandscapeTable, StateTable
+from tiedattn_jax.phases.table import Table
 from tiedattn_jax.plotting.diagrams import (
-    boundary_figure,
     diagram_figure,
-    event_map_figure,
+    landscape_figure,
+    map_figure,
     slice_figure,
     transition_figure,
 )
@@ -27,20 +29,20 @@ from tiedattn_jax.plotting.simulations import (
     emergence_figure,
     gamp_figure,
     instances_figure,
-    landscape_figure,
     learning_figure,
     token_name,
     training_figure,
     trajectory_figure,
 )
 from tiedattn_jax.plotting.style import COLOURS, LABELS, is_geometric, panels
-from tiedattn_jax.plotting.theory import branch_figure, optimal_figure, path_figure
+from tiedattn_jax.plotting.theory import boundary_figure, branch_figure, optimal_figure, path_figure, table_figure
 
 
 def point(value, growth, *, bar=False):
     """A fixed point whose theta, m and training loss are `value`, with error bars of a tenth of that."""
     array = np.full((2, 1), value)
     numbers = Namespace(
+        exists=True,
         overlaps=Namespace(theta=array[..., None], m=array),
         train_loss=value,
         gen_error=2 * value,
@@ -52,18 +54,10 @@ def point(value, growth, *, bar=False):
     return numbers
 
 
-def curve(branch, growths=(1.5, 1.2, 0.8, 0.7)):
-    """A curve whose points have their alpha as `value`."""
-    alphas = 1.0 + np.arange(len(growths))
-    points = [point(a, g) for a, g in zip(alphas, growths, strict=True)]
-    return Namespace(
-        branch=branch,
-        parameter="alpha",
-        at=alphas,
-        alphas=alphas,
-        points=points,
-        values=lambda get: np.array([float(get(p)) for p in points]),
-    )
+def curve(branch, growths=(1.5, 1.2, 0.8, 0.7), alphas=None):
+    """A table whose points have their alpha as `value`."""
+    alphas = 1.0 + np.arange(len(growths)) if alphas is None else np.array(alphas)
+    return StateTable(branch, ("alpha",), (alphas,), tuple(map(point, alphas, growths)))
 
 
 def labels(axis):
@@ -112,7 +106,7 @@ def test_colours_are_told_apart():
 
 def test_branches():
     critical, crossing = Namespace(ok=True, alpha=1.5), Namespace(ok=False, alpha=2.5)
-    figure = branch_figure([curve("positional"), curve("semantic")], critical, crossing)
+    figure = branch_figure(curve("positional"), curve("semantic"), alpha_c=critical, alpha_l=crossing)
     orders, losses, errors = figure.axes
     assert legend_texts(figure)[-1] == "unstable" and len(set(legend_texts(figure))) == len(legend_texts(figure))
     assert losses.get_ylabel() == LABELS["train_loss"] and losses.get_xlabel() == LABELS["alpha"]
@@ -130,7 +124,7 @@ def test_branches():
 
 
 def test_branches_that_lack_both_order_parameters_or_none():
-    orders, losses, _ = branch_figure([curve("uninformed"), curve(None, [2.0, 2.0])]).axes
+    orders, losses, _ = branch_figure(curve("uninformed"), curve(None, [2.0, 2.0])).axes
     assert labels(orders) == ["$m$, any state", r"$\theta$, any state"] and labels(losses) == [
         "uninformed",
         "any state",
@@ -165,7 +159,7 @@ def test_optimal_learner():
     drawn = [2 * q, [np.nan, 0.25, 0.5], [0.0, 0.25, 0.64]]
     np.testing.assert_allclose([line.get_ydata() for line in overlap.lines[:3]], drawn)
     np.testing.assert_allclose(error.lines[0].get_ydata(), points.gen_error)
-    errors = branch_figure([curve("semantic")], optimal=points, recoveries=[weak]).axes[2]
+    errors = branch_figure(curve("semantic"), optimal=points, recoveries=[weak]).axes[2]
     assert {"optimal learner", "weak recovery"} < set(labels(errors))
     points.alpha = np.array(0.5)
     with pytest.raises(ta.InputError, match="vmap"):
@@ -176,7 +170,7 @@ def test_boundaries():
     omegas = np.array([0.1, 0.2, 0.3])
     events = {"alpha_c": "k", "semantic baseline": COLOURS["semantic"], "positional pitchfork": COLOURS["positional"]}
     alphas, bars = np.array([1.0, 2.0, np.nan]), np.array([0.1, np.inf, np.nan])
-    (axis,) = boundary_figure([Boundary.of(e, "omega", omegas, alphas, bars) for e in events]).axes
+    (axis,) = boundary_figure(*(made.events(e, "omega", omegas, alphas, bars) for e in events)).axes
     assert labels(axis) == [r"$\alpha_c$", *list(events)[1:]] and axis.get_xlabel() == LABELS["omega"]
     for container, colour in zip(axis.containers, events.values(), strict=True):
         line, _caps, (whiskers,) = container
@@ -190,9 +184,9 @@ def test_boundaries():
 def test_boundaries_are_smooth_between_points_that_were_found():
     values = np.arange(6.0)
     bars, gap = 0.1 * np.ones(6), np.where(values == 3, np.nan, 1.0)
-    exact = Boundary.of("alpha_c", "omega", values, values**3, bars, 3 * values**2)
-    rough = Boundary.of("semantic baseline", "omega", values, gap * np.where(values < 2, 1.0, 9.0), bars)
-    (axis,) = boundary_figure([exact, rough]).axes
+    exact = made.events("alpha_c", "omega", values, values**3, bars, 3 * values**2)
+    rough = made.events("semantic baseline", "omega", values, gap * np.where(values < 2, 1.0, 9.0), bars)
+    (axis,) = boundary_figure(exact, rough).axes
     cubic, steps = (line.get_xydata() for line in axis.lines if line.get_label() in labels(axis))
     np.testing.assert_allclose(cubic[:-1, 1], cubic[:-1, 0] ** 3, atol=1e-9)
     assert len(cubic) > 50
@@ -252,18 +246,16 @@ def test_a_path_that_turns(theta, turn, kind):
 
 def test_there_is_room_between_lines_and_frame():
     """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
-    branch = curve("semantic", [0.5] * 2)
-    branch.at, branch.points = np.array([10.0, 10.1]), [point(5.0, 0.5), point(5.01, 0.5)]
-    branch.values = lambda get: np.array([float(get(p)) for p in branch.points])
-    for axis in branch_figure([branch]).axes:
+    branch = StateTable("semantic", ("alpha",), (np.array([10.0, 10.1]),), (point(5.0, 0.5), point(5.01, 0.5)))
+    for axis in branch_figure(branch).axes:
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
         assert 9.9 < left < 9.999 and 10.101 < right < 10.2
         assert bottom == 0 and top > 1.04 * axis.dataLim.y1
-    branch.points[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
-    assert branch_figure([branch]).axes[0].get_ylim()[0] < -10
+    branch.cells[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
+    assert branch_figure(branch).axes[0].get_ylim()[0] < -10
 
 
-@pytest.mark.parametrize("name", ["BestCurve", "Curve", "Trajectory"])
+@pytest.mark.parametrize("name", ["BestTable", "StateTable", "Trajectory"])
 def test_what_the_caller_draws_later_is_in_the_frame(name):
     """Lines of the caller's beyond those of the library are shown, and a logarithmic scale shows positive numbers."""
     make, panel_names = PICTURES[name]
@@ -282,15 +274,15 @@ def test_what_the_caller_draws_later_is_in_the_frame(name):
 def test_limits_of_the_caller_hold():
     axis = Figure().subplots()
     axis.set(xlim=(-1.0, 7.0), ylim=(0.1, 9.0))
-    pictured()["Curve"].plot(curve("semantic"), ax={"gen_error": axis})
+    pictured()["StateTable"].plot(curve("semantic"), ax={"gen_error": axis})
     assert axis.get_xlim() == (-1, 7) and axis.get_ylim() == (0.1, 9)
 
 
 def test_a_pole_of_error_bars_leaves_the_line():
     """An infinite error bar, as of a single replicate, leaves the line without a band."""
     branch = curve("semantic")
-    branch.points[1].stderr.train_loss = np.inf
-    _, losses, errors = branch_figure([branch]).axes
+    branch.cells[1].stderr.train_loss = np.inf
+    _, losses, errors = branch_figure(branch).axes
     assert len(losses.collections) == 0 and len(errors.collections) == 1
 
 
@@ -298,9 +290,12 @@ def diagram():
     """A diagram of three alphas and two omegas, in which every kind of region occurs once."""
     region = np.array([[0, 2, 3], [4, 5, 1]])
     values = np.arange(6.0).reshape(2, 3)
-    boundary = Boundary.of("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
-    linear = np.stack([np.full((2, 3), 9.0), np.full((2, 3), np.nan)])
-    means = {"train_loss": np.stack([values, values + 10]), "gen_error": np.stack([values, -values])}
+    boundary = made.events("alpha_c", "omega", np.array([0.1, 0.3]), np.array([1.0, 2.0]), np.array([0.1, np.inf]))
+    bars = Namespace(train_loss=np.full((2, 3), 0.5), gen_error=np.full((2, 3), 0.5))
+
+    def states(loss, error, linear):
+        return Namespace(mean=Namespace(train_loss=loss, gen_error=error), stderr=bars, gen_error_linear=linear)
+
     return Namespace(
         x=("alpha", np.array([1.0, 2.0, 4.0])),
         y=("omega", np.array([0.1, 0.3])),
@@ -309,11 +304,11 @@ def diagram():
         gen_difference=(values - 1, None),
         trusted=region != 4,
         winner=np.array([[0, 0, -1], [1, 1, 2]]),
-        global_minimum=lambda name: ta.Average(values + 20, np.full((2, 3), 0.5)),
+        global_minimum=states(values + 20, values + 20, None),
+        positional=states(values, values, np.full((2, 3), 9.0)),
+        semantic=states(values + 10, -values, np.full((2, 3), np.nan)),
         exists=np.array([[[True, True, False], [True, True, True]]] * 2),
         stable=np.array([[[True, True, False], [True, True, True]], [[True, True, False], [False, True, True]]]),
-        mean={**means, "gen_error_linear": linear}.__getitem__,
-        stderr=lambda name: np.full((2, 2, 3), 0.5),
         alpha_c=lambda: boundary,
         alpha_l=lambda: boundary,
     )
@@ -360,11 +355,11 @@ def test_uninformed_cells_of_a_diagram():
 
 
 def test_further_boundaries_on_a_diagram():
-    weak = Boundary.of("weak_recovery", "omega", np.array([0.1, 0.3]), np.array([1.5, 1.5]), np.zeros(2))
+    weak = made.events("weak_recovery", "omega", np.array([0.1, 0.3]), np.array([1.5, 1.5]), np.zeros(2))
     figure = diagram_figure(diagram(), [weak])
     assert "weak recovery" in legend_texts(figure)
     np.testing.assert_allclose(figure.axes[1].lines[-1].get_xdata(), [1.5, 1.5])
-    other = Boundary.of("weak_recovery", "sigma", np.array([0.3, 0.5]), *np.ones((2, 2)))
+    other = made.events("weak_recovery", "sigma", np.array([0.3, 0.5]), *np.ones((2, 2)))
     with pytest.raises(ta.InputError, match="boundaries must be in axes alpha and omega"):
         diagram_figure(diagram(), [other])
 
@@ -373,7 +368,7 @@ def test_legend_of_a_diagram_says_only_what_is_there():
     plain = diagram()
     plain.region, plain.trusted = np.full((2, 3), 5), np.full((2, 3), True)
     assert legend_texts(diagram_figure(plain)) == [r"$\alpha_c$"]
-    empty = Boundary.of("alpha_l", "omega", *np.full((3, 2), np.nan))
+    empty = made.events("alpha_l", "omega", *np.full((3, 2), np.nan))
     plain.alpha_l = lambda: empty
     assert legend_texts(diagram_figure(plain)) == [r"$\alpha_c$"]
     plain.alpha_c = plain.alpha_l
@@ -599,47 +594,70 @@ def test_emergence():
 
 def landscapes():
     """Labels 0 and 3 of four cells, between which the global minimum and the steepest descent change."""
-    label, values = np.array([[0, 3], [0, 3]]), np.array([0.1, 0.2])
-    lines = {"global": [np.array([[0.15, 0.1], [0.15, 0.2]])], "steepest": [], "several": []}
-    return Namespace(x=values, y=values, names=("omega", "sigma"), label=label, boundary=lines.get, words_of=words_of)
+    values, cells = np.array([0.1, 0.2]), []
+    for label in (0, 0, 3, 3):
+        sign = 1.0 if label else -1.0
+        cells.append(Namespace(status=0, ok=True, label=label, mean=Namespace(semantic=0.1 * label, positional=0.2),
+                               differences={"global": sign, "steepest": sign, "several": -1.0}))  # fmt: skip
+    return LandscapeTable("landscape", ("omega", "sigma"), (values, values), tuple(cells))
 
 
 def test_landscape():
     figure = landscape_figure(landscapes())
     (axis,) = figure.axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == (LABELS["omega"], LABELS["sigma"])
-    np.testing.assert_array_equal(axis.lines[0].get_xydata(), [[0.15, 0.1], [0.15, 0.2]])
+    np.testing.assert_allclose(sorted(axis.lines[0].get_xydata().tolist()), [[0.15, 0.1], [0.15, 0.2]])
     expected = "semantic minimum, semantic descent, one minimum", "positional minimum, positional descent, one minimum"
-    assert legend_texts(figure) == [*expected, "global minimum changes"]
+    assert legend_texts(figure) == [*expected, "global minimum changes", "steepest descent changes"]
 
 
-def event_map():
-    """alpha = 1 + x + y in 2 x 3 cells: one is without the event, and another has an error bar above 1 %."""
+def events(alpha=None, bar=0.009):
+    """alpha_c = 1 + x + y over 3 x 2 cells: one is without the event, and another has an error bar above 1 %."""
     x, y = np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5])
-    alpha = 1 + x + y[:, None]
-    bars = 0.009 * alpha
-    alpha[0, 2], bars[1, 0] = np.nan, 0.011 * alpha[1, 0]
-    return ta.EventMap(x, y, ("omega", "b"), "alpha_c", alpha, bars, np.zeros((2, 3), int))
+    values = (1 + x[:, None] + y).ravel() if alpha is None else np.full(6, alpha)
+    bars = bar * values
+    if alpha is None:
+        values[4], bars[1] = np.nan, 0.011 * values[1]
+    cells = made.events("alpha_c", "omega", np.arange(6.0), values, bars, np.zeros(6)).cells
+    return EventTable("alpha_c", ("omega", "b"), (x, y), cells, np.zeros((3, 2)), np.zeros((3, 2), bool))
 
 
-def test_event_map():
-    figure = event_map_figure(event_map())
+def test_map_of_a_number():
+    figure = map_figure(events())
     axis, bar = figure.axes
     assert (axis.get_xlabel(), axis.get_ylabel(), bar.get_ylabel()) == (LABELS["omega"], "b", r"$\alpha_c$")
     assert legend_texts(figure) == [r"$\alpha_c$ not found", "error bar above 1 %"]
     named = {artist.get_gid(): artist for artist in axis.collections}
-    assert named["alpha_c"].get_array().mask.tolist() == [[False, False, True], [False, False, False]]
-    assert marked(named[r"$\alpha_c$ not found"]) == [(0.25, 0.35)] and marked(named["error bar above 1 %"]) == [
-        (0.05, 0.45)
-    ]
+    assert named["alpha_c alpha"].get_array().mask.tolist() == [[False, False, True], [False, False, False]]
+    assert marked(named[r"$\alpha_c$ not found"]) == [(0.25, 0.35)]
+    assert marked(named["error bar above 1 %"]) == [(0.05, 0.45)]
     (lines,) = (artist for artist in axis.collections if hasattr(artist, "levels"))
     assert len(lines.levels) > 2 and np.all((lines.levels > 1.5) & (lines.levels < 1.8))
     for level, contour in zip(lines.levels, lines.get_paths(), strict=True):
         np.testing.assert_allclose(1 + contour.vertices.sum(1), level)
-    flat, empty = event_map(), event_map()
-    flat.alpha[:], flat.stderr[:], empty.alpha[:] = 1.0, 0.0, np.nan
-    assert not event_map_figure(flat).legends  # nothing is missing, and no contour line is there
-    assert legend_texts(event_map_figure(empty)) == [r"$\alpha_c$ not found"]
+    assert not map_figure(events(1.0, 0.0)).legends  # nothing is missing, and no contour line is there
+    assert legend_texts(map_figure(events(np.nan))) == [r"$\alpha_c$ not found"]
+
+
+def test_number_along_an_axis():
+    """A number by name, over one axis or two; a table without an axis has no picture."""
+    (axis,) = curve("semantic").plot("gen_error").axes
+    np.testing.assert_array_equal(axis.lines[0].get_xydata(), [[a, 2 * a] for a in range(1, 5)])
+    assert axis.get_ylabel() == LABELS["gen_error"] and axis.lines[0].get_color() == COLOURS["semantic"]
+    band = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx(8 + 2 * 0.8)
+    assert events().plot("stderr").axes[0].collections[0].get_gid() == "alpha_c stderr"
+    (axis,) = table_figure(LandscapeTable("landscape", ("omega",), (np.arange(2.0),), risks())).axes
+    np.testing.assert_array_equal([line.get_ydata() for line in axis.lines[::-1]], [[0.1, 0.2], [0.1 + 0.2, 0.2 + 0.2]])
+    with pytest.raises(ta.InputError, match="axes must be one or two"):
+        StateTable("semantic", (), (), (point(1.0, 0.5),)).plot()
+
+
+def risks():
+    """Two landscapes with different risks of both candidates."""
+    zero = dict.fromkeys(MEANINGS, 0.0)
+    numbers = [Namespace(**{**zero, "semantic": a, "positional": a + 0.2}) for a in (0.1, 0.2)]
+    return tuple(Namespace(status=0, ok=True, label=0, mean=a, stderr=Namespace(**zero)) for a in numbers)
 
 
 def test_theory_beside_message_passing():
@@ -652,31 +670,33 @@ def test_theory_beside_message_passing():
     assert q.lines[1].get_linestyle() == "--" and q.lines[0].get_linestyle() == "-"
 
 
-def best_curve():
+def best_values():
     """The best ridge at two alphas, on either branch."""
-    state = lambda branch: Namespace(branch=branch, gen_error_linear=0.5)  # noqa: E731
-    points = [Namespace(states=(1,), state=state(branch), place="inside") for branch in ("positional", "semantic")]
-    names = {"parameter": "alpha", "number": "lam", "jumps": [1.5], "at": np.array([1.0, 2.0]), "points": points}
-    values = lambda name: np.full(2, 0.01)  # noqa: E731
-    return Namespace(best=np.array([0.1, 0.2]), gen_error=np.array([0.3, 0.4]), values=values, **names)
+    cells = []
+    for k, branch in enumerate(("positional", "semantic")):
+        state, rate = Namespace(branch=branch, gen_error_linear=0.5), ta.Average(np.array(0.1), np.array(0.0))
+        error = ta.Average(np.array(0.3 + 0.1 * k), np.array(0.01))
+        cells.append(Namespace(states=(1,), state=state, place="inside", value=0.1 + 0.1 * k, stderr=np.array(0.01),
+                               gen_error=error, gen_error_by_alpha=rate, status=0, reason=""))  # fmt: skip
+    return BestTable("best lam", ("alpha",), (np.array([1.0, 2.0]),), tuple(cells), None)
 
 
-BOUNDARY = Boundary.of("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
 
 # What every class with a picture draws, from a result made by hand, and the names of its panels.
 PICTURES = {
     "BayesPoint": (optimal_points, "overlap gen_error"),
-    "BestCurve": (best_curve, "best gen_error"),
-    "Boundary": (lambda: BOUNDARY, "alpha"),
+    "BestTable": (best_values, "best gen_error"),
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
-    "Curve": (lambda: curve("semantic"), "order train_loss gen_error"),
     "Emergence": (growing, "square growth"),
-    "EventMap": (event_map, "alpha"),
+    "EventTable": (lambda: BOUNDARY, "alpha"),
     "GAMP": (message_passing, "q theta m residual"),
-    "LandscapeMap": (landscapes, "label"),
+    "LandscapeTable": (landscapes, "label"),
     "Instances": (drawn_instances, "train_loss gen_error q theta m"),
     "PhaseDiagram": (diagram, "train_loss gen_error"),
+    "StateTable": (lambda: curve("semantic"), "order train_loss gen_error"),
     "StateEvolution": (message_passing, "q theta m residual"),
+    "Table": (events, "number"),
     "Trajectory": (trajectory, "order loss"),
     "Transition": (transition, "losses sensitivities"),
     "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
@@ -690,7 +710,9 @@ def pictured():
     for module in pkgutil.walk_packages(ta.__path__, "tiedattn_jax."):
         if "__main__" not in module.name:
             for name, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                if "plot" in vars(member) and member.__module__.startswith("tiedattn_jax."):
+                if ("plot" in vars(member) or issubclass(member, Table)) and member.__module__.startswith(
+                    "tiedattn_jax."
+                ):
                     wing = f"{member.__module__.split('.')[1]}." * (name == "Training")
                     classes[f"{wing}{name}"] = member
     return classes
@@ -747,7 +769,7 @@ def test_a_picture_is_drawn_on_axes_of_the_callers(name):
 
 def test_names_of_artists():
     """A line, its dotted stretch and its band are found by their names."""
-    _, losses, _ = branch_figure([curve("semantic")], Namespace(ok=True, alpha=1.5)).axes
+    _, losses, _ = branch_figure(curve("semantic"), alpha_c=Namespace(ok=True, alpha=1.5)).axes
     names = {artist.get_gid() for artist in losses.get_children()}
     assert {"semantic", "semantic, unstable", "semantic, error bars", "alpha_c"} <= names
     left = diagram_figure(diagram()).axes[0]
@@ -758,12 +780,12 @@ def test_names_of_artists():
 def test_settings_of_the_user_hold():
     """The library's style fills in what the user has left alone, and changes no setting."""
     before = dict(matplotlib.rcParams)
-    plain = branch_figure([curve("semantic")])
+    plain = branch_figure(curve("semantic"))
     assert dict(matplotlib.rcParams) == before
     assert tuple(plain.get_size_inches()) == (11, 3.6) and plain.axes[0].xaxis.label.get_size() == 9
     user = {"figure.figsize": (7.0, 2.0), "font.size": 7.0, "axes.spines.top": True, "lines.linewidth": 0.7}
     with matplotlib.rc_context({**user, "legend.fontsize": 5.0}):
-        figure = branch_figure([curve("semantic")])
+        figure = branch_figure(curve("semantic"))
         assert matplotlib.rcParams["font.size"] == 7
     axis, (legend,) = figure.axes[0], figure.legends
     assert tuple(figure.get_size_inches()) == (7, 2) and axis.xaxis.label.get_size() == 7
@@ -777,12 +799,11 @@ def test_geometric_axes_are_logarithmic():
     assert is_geometric(np.geomspace(1e-4, 0.1, 7)) and is_geometric(np.geomspace(1e-4, 0.1, 7, dtype=np.float32))
     for values in ([1.0, 2.0, 4.0], np.linspace(0.4, 2.4, 6), [0.0, 1.0, 2.0, 4.0], [1.0, 2.0, 4.0, 9.0], [1.0] * 5):
         assert not is_geometric(np.array(values)), values
-    branch = curve("semantic")
-    branch.at = np.geomspace(1.0, 8.0, 4)
-    assert {axis.get_xscale() for axis in branch_figure([branch]).axes} == {"log"}
-    assert {axis.get_xscale() for axis in branch_figure([curve("semantic")]).axes} == {"linear"}
+    branch = curve("semantic", alphas=np.geomspace(1.0, 8.0, 4))
+    assert {axis.get_xscale() for axis in branch_figure(branch).axes} == {"log"}
+    assert {axis.get_xscale() for axis in branch_figure(curve("semantic")).axes} == {"linear"}
     lams = np.geomspace(1e-3, 1.0, 4)
-    (axis,) = boundary_figure([Boundary.of("alpha_c", "lam", lams, np.ones(4), np.zeros(4))]).axes
+    (axis,) = boundary_figure(made.events("alpha_c", "lam", lams, np.ones(4), np.zeros(4))).axes
     assert axis.get_xscale() == "log"
     plane = diagram()
     plane.y = ("lam", np.geomspace(1e-3, 1e-2, 2))

@@ -15,14 +15,13 @@ from ..base.files import csv_of, pack
 from ..bayes.fixed_points import bayes
 from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..model.overlaps import BRANCHES, PAIR
-from ..phases.boundaries import Boundary
+from ..model.parameters import Axis
 from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
-from ..phases.follow import Curve
 from ..phases.grid import phase_diagram
+from ..phases.questions import StateTable
 from ..phases.sweep import sweep
 from ..phases.thresholds import threshold
-from ..phases.trace import trace_boundary
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
 from ..theory.quantities import Threshold
@@ -52,7 +51,7 @@ def run_transition(args: argparse.Namespace) -> Report:
     model = model_of(args)
     nodes, coarse_nodes = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
     alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
-    curves: list[Curve] = []
+    curves: list[StateTable] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
         recoveries: list[Threshold] = []
@@ -62,8 +61,8 @@ def run_transition(args: argparse.Namespace) -> Report:
             places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
             optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:
-            curve = sweep(model, alphas, branch, coarse_nodes, progress=stage(f"{branch} branch"))
-            assert isinstance(curve, Curve)
+            curve = sweep(model, branch, alpha=alphas, nodes=coarse_nodes, progress=stage(f"{branch} branch"))
+            assert isinstance(curve, StateTable)
             curves.append(curve)
             stage(f"ends of the {branch} branch")(0, 1)
             ends[branch] = branch_ends(curves[-1], coarse_nodes)
@@ -76,17 +75,23 @@ def run_transition(args: argparse.Namespace) -> Report:
     files = {}
     if args.out is not None:
         full_curves = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
-        figure = branch_figure(full_curves, critical, crossing, optimal if args.optimal else None, recoveries)
+        figure = branch_figure(
+            *full_curves,
+            alpha_c=critical,
+            alpha_l=crossing,
+            optimal=optimal if args.optimal else None,
+            recoveries=recoveries,
+        )
         files = {"transition.png": png(figure), "curves.csv": _curves_csv(curves)}
         text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
     report = transition_report(critical, crossing, ends) | {r.event: float(r.alpha) for r in recoveries}
     return Report(report, text, files, bool(critical.ok), nodes)
 
 
-def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
+def _to_its_ends(curve: StateTable, ends: list[BranchEnd]) -> StateTable:
     """Add the states at its ends to a curve, for a picture."""
     states = [state for end in ends if end.transition.ok for state in end.transition.branches]
-    return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
+    return StateTable.of(curve.branch, sorted((*curve.points, *states), key=lambda point: float(point.alpha)))
 
 
 def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
@@ -122,23 +127,24 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
-def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:
+def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[StateTable]) -> list[str]:
     """Describe how the branches end, in one line for each end."""
     lines = []
     for curve in curves:
         end_list = ends[str(curve.branch)]
         lines += [f"{curve.branch} branch, {end.describe().what}" for end in end_list]
         if not end_list:
-            range_text = f"{curve.alphas[0]:g} <= alpha <= {curve.alphas[-1]:g}"
+            range_text = f"{curve.at[0]:g} <= alpha <= {curve.at[-1]:g}"
             lines.append(f"{curve.branch} branch: neither end nor loss of stability in {range_text}")
     return lines
 
 
-def _curves_csv(curves: list[Curve]) -> bytes:
+def _curves_csv(curves: list[StateTable]) -> bytes:
     """Return the curves as CSV: `FixedPoint.to_dict` of every point, under the name of the branch that was followed."""
     rows = []
     for curve in curves:
-        for report in curve.to_dict()["points"]:
+        for point in curve.points:
+            report = point.to_dict()
             bars = {f"{name}_stderr": bar for name, bar in report.pop("stderr").items()}
             del report["affected_by_jumps"]
             rows.append({**report, "branch": curve.branch, **bars})
@@ -224,23 +230,24 @@ def run_diagram(args: argparse.Namespace) -> Report:
     model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
-    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
-    alpha_is_free = "alpha" not in (x[0], y[0])
+    x, y = (Axis(name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
+    alpha_is_free = "alpha" not in (x.name, y.name)
     if args.optimal and alpha_is_free:
         raise InputError("optimal", "must be left out where alpha is not an axis of the grid")
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
-        recoveries: list[Boundary] = []
+        recoveries: list[Any] = []
         if args.optimal:
-            name, values = x if y[0] == "alpha" else y
+            other = x if y.name == "alpha" else y
             for event in RECOVERIES:
-                recoveries.append(trace_boundary(model, event, name, values, progress=stage(event.replace("_", " "))))
+                recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
+        alpha = (args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha
         diagram = phase_diagram(
             model,
             x,
             y,
-            nodes,
-            alpha=(args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha,
+            nodes=nodes,
+            **({} if alpha is None else {"alpha": alpha}),
             devices=args.devices,
             out=None if args.out is None else args.out / "tracks",
             resume=args.resume,
@@ -250,7 +257,7 @@ def run_diagram(args: argparse.Namespace) -> Report:
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
         files["diagram.npz"] = pack(diagram)
-    report = diagram.to_dict() | {boundary.event: boundary.alpha.tolist() for boundary in recoveries}
+    report = diagram.to_dict() | {str(table.question): table.values().tolist() for table in recoveries}
     text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
     return Report(report, text, files, bool(diagram.solved.any()), nodes)
 

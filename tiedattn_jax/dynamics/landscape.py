@@ -7,30 +7,27 @@ then the student along the teacher and the student along the encodings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contourpy import contour_generator
-from jaxtyping import Array, Float, Int, Real
+from jaxtyping import Array, Float, Int
 
 from ..averages.nodes import sobol_nodes
 from ..averages.program import program
 from ..averages.rules import Replicate, Rule, average
-from ..base.arrays import AnyArray, cholesky, stacked
-from ..base.errors import InputError, as_number, require_choice, require_positive
-from ..base.report import Description, Replicated, Status
+from ..base.arrays import cholesky
+from ..base.errors import InputError, as_number, require_positive
+from ..base.report import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from ..model.parameters import PlaneResult, models_of_plane
 from ..theory.observables import error_in_block
 from .flow import directions_of, span_fields
 from .population import Risk, averages_of, checked_ridge, states_of
 
-_NODES, _MAP_NODES = 2**18, 2**14
+_NODES = 2**18
 CANDIDATES = "semantic", "positional"
 CHANGES = "global", "steepest", "several"
 
@@ -194,91 +191,3 @@ def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
         return Heights(semantic, positional, bend_semantic, bend_positional, hessian[0, 0], hessian[1, 1], status)
 
     return rule.each(heights)
-
-
-class LandscapeMap(PlaneResult):
-    """Labels of the population risk over two numbers.
-
-    Attributes:
-        x, y: values along the axes.
-        names: names of the two numbers.
-        landscapes: the `Landscape` of every cell; its arrays lead with the axes (len(y), len(x)).
-    """
-
-    landscapes: Landscape
-    words_of = staticmethod(words_of)
-
-    @property
-    def label(self) -> Int[AnyArray, "Y X"]:
-        """Label of every cell; see `Landscape.label`."""
-        return self.landscapes.label
-
-    @property
-    def status(self) -> Int[Array, "Y X"]:
-        """Status of every cell."""
-        return self.landscapes.status
-
-    def boundary(self, change: str) -> list[Float[np.ndarray, "P 2"]]:
-        """Return lines in the plane of x and y along which a label changes, interpolated between the cells.
-
-        Args:
-            change: "global", "steepest" or "several"; see `Landscape.differences`.
-
-        Raises:
-            InputError: the change has another name.
-        """
-        change = require_choice(change, "change", CHANGES)
-        values = np.asarray(self.landscapes.differences[change])
-        return [np.asarray(line) for line in contour_generator(self.x, self.y, values).lines(0.0)]
-
-    def describe(self) -> Description:
-        labels, counts = np.unique(np.asarray(self.label), return_counts=True)
-        rows = [(str(label), str(count), words_of(int(label))) for label, count in zip(labels, counts, strict=True)]
-        bad = int(np.sum(np.asarray(self.status) > Status.stalled))
-        what = f"Labels of the population risk in {len(self.y)} x {len(self.x)} cells"
-        return Description(what, f"{bad} cells failed" if bad else "converged", rows)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the labels and the lines along which they change; see `plotting.dynamics`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import landscape_figure
-
-        return landscape_figure(self, ax=ax)
-
-
-def landscape_map(
-    model: Callable[[float, float], Model],
-    x: Sequence[float] | Real[AnyArray, " X"],
-    y: Sequence[float] | Real[AnyArray, " Y"],
-    *,
-    names: tuple[str, str] = ("x", "y"),
-    kappa: Any = 0.0,
-    size: Any = None,
-    nodes: Rule | None = None,
-) -> LandscapeMap:
-    """Return the labels of the population risk over two numbers.
-
-    Args:
-        model: function of a value of x and a value of y that returns a model, for example
-            ``lambda omega, sigma: ta.dot_product(omega=omega, sigma=sigma)``.
-        x, y: values of the two numbers, increasing, at least two each.
-        names: their names, for the picture.
-        kappa, size: as in `landscape`.
-        nodes: averages; by default 2^14 Sobol points for a student on a sphere, else those of `population`.
-
-    Raises:
-        InputError: x or y is not increasing; model is no function of two numbers that returns a Model; or as in
-            `landscape`.
-    """
-    grid_x, grid_y, models = models_of_plane(model, x, y, names)
-    if nodes is None and size is not None:
-        nodes = sobol_nodes(span_fields(models[0], 1), _MAP_NODES)
-    cells = [landscape(each, kappa, size=size, nodes=nodes) for each in models]
-    rows = [stacked(cells[k : k + grid_x.size]) for k in range(0, len(cells), grid_x.size)]
-    return LandscapeMap(grid_x, grid_y, names, stacked(rows))

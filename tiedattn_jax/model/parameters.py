@@ -1,34 +1,29 @@
 """Named numbers of a setting, which is a model and an alpha.
 
 A number is "alpha", a field of the model ("sigma"), an entry of a field ("mixing[0,1]"), a number of the penalty
-("penalty.strength"), or a caller's own. Boundaries, paths and grids use a `Parameter` to name the number that they
-change.
-
-Planes of settings: a model at every cell of a grid of two numbers, and results over such a grid.
+("penalty.strength"), or a caller's own. Tables, paths and grids use a `Parameter` to name the number that they
+change. An `Axis` is a parameter with values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 
-from ..base.arrays import AnyArray, Number
-from ..base.errors import InputError, array_of, require, require_takes
-from ..base.report import Result
+from ..base.arrays import Number
+from ..base.errors import InputError, array_of, as_number, require, require_kind
 from .checks import check_numbers
 from .model import Model
 
 Setter = Callable[[Model, Number], Model]
-Values: TypeAlias = Real[AnyArray, " A"] | Sequence[Number] | Number
-AxisLike: TypeAlias = Values | tuple[str, Values] | tuple[str, Values, Setter]  # what `axis_of` takes
 Alpha = TypeVar("Alpha", bound=Number | None)
 
 
@@ -110,33 +105,83 @@ class Parameter:
             check_numbers(self.set(model, None, end)[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
-    """A parameter and its increasing values along one side of a grid."""
+    """A number of the setting and its values along one side of a table or of a diagram.
 
-    parameter: Parameter
-    values: Float[np.ndarray, " A"]
+    Attributes:
+        name: "alpha", a number of the model such as "sigma" or "mixing[0,1]", or the name of a caller's own number.
+        values: its values.
+        put: for a caller's own number, the function ``put(model, value)`` that returns the model with this value.
+    """
+
+    name: str
+    values: Any
+    put: Setter | None = None
+
+    @property
+    def parameter(self) -> Parameter:
+        """The number."""
+        return Parameter(self.name, self.put)
+
+    def checked(self, model: Model, order: str) -> Axis:
+        """Return the axis with its values as an array.
+
+        Args:
+            order: a key of `ORDERS`.
+
+        Raises:
+            InputError: the values are empty, not finite, not in order or out of the model's range, or the name is
+                unknown.
+        """
+        require_kind(self.name, "name", str, "the name of a number, for instance sigma")
+        requirement, holds = ORDERS[order]
+        values = array_of(self.values, self.name, f"one or more finite{requirement} values", holds)
+        self.parameter.check(model, values, self.name)
+        return replace(self, values=values)
 
 
-def axis_of(spec: AxisLike, default: str, argument: str, model: Model) -> Axis:
-    """Return the axis that a caller gave: values of the parameter `default`, (name, values), or (name, values, put).
+# Orders of the values along an axis: how a message says it, and whether values are in this order.
+ORDERS: dict[str, tuple[str, Callable[[Float[np.ndarray, " A"]], Any]]] = {
+    "any": ("", lambda a: True),
+    "monotonic": (", monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1),
+    "increasing": (", increasing", lambda a: np.diff(a) > 0),
+}
+
+
+def axes_of(
+    model: Model, axes: Sequence[Axis], numbers: Mapping[str, Any], order: str = "increasing"
+) -> tuple[Model, Any, list[Axis]]:
+    """Return the model and the alpha of a caller, with the numbers that are fixed, and the axes in their order.
+
+    Args:
+        axes: axes that the caller made.
+        numbers: values of named numbers: a single value fixes the number, several are an axis.
+        order: order of the values along the axes, a key of `ORDERS`.
 
     Raises:
-        InputError: the values are empty, not finite, not increasing or out of the model's range, or the name is
-            unknown.
+        InputError: an axis is none, see `Axis.checked`, or two have the same name; a fixed number is unknown, not one
+            number, or out of the model's range.
     """
-    parameter, values = Parameter(default), spec
-    if isinstance(spec, str):
-        raise InputError(argument, f'must come with values, such as ("{spec}", [0.2, 0.3]), got {argument}={spec!r}')
-    if isinstance(spec, tuple) and spec and isinstance(spec[0], str):
-        if len(spec) not in (2, 3):
-            raise InputError(argument, f"must be (name, values) or (name, values, put), got {argument}={spec!r}")
-        name, values, *setter = spec
-        parameter = Parameter(name, *setter)
-    sequence = values if np.iterable(values) else [values]
-    values = array_of(sequence, argument, "one or more finite, increasing values", lambda a: np.diff(a) > 0)
-    parameter.check(model, values, argument)
-    return Axis(parameter, values)
+    for axis in axes:
+        require_kind(axis, "axes", Axis, 'made by Axis, such as Axis("mixing[0,1]", [0.3, 0.4])')
+    alpha = None
+    several = []
+    for name, values in numbers.items():
+        if np.iterable(values) and not isinstance(values, str):
+            several.append(Axis(name, values))
+        elif name == "alpha":
+            alpha = values
+        else:
+            Parameter(name).read(model, None, name)
+            model, _ = Parameter(name).set(model, None, as_number(values, name, model.lam.dtype))
+            check_numbers(model)
+    checked = [axis.checked(model, order) for axis in (*axes, *several)]
+    names = [axis.name for axis in checked]
+    for name in names:
+        if names.count(name) + (name in numbers and alpha is not None and name == "alpha") > 1:
+            raise InputError(name, f"must be given once, got it twice among {', '.join(names)}")
+    return model, alpha, checked
 
 
 def scalar_parameters(model: Model) -> dict[str, float]:
@@ -155,46 +200,3 @@ def _entry(name: str) -> tuple[str, tuple[int, ...]]:
     """Return the field and the index of a name such as "sigma" or "mixing[0,1]"."""
     field, _, index = name.partition("[")
     return field, tuple(int(k) for k in index.removesuffix("]").split(",")) if index else ()
-
-
-class PlaneResult(Result):
-    """A result over two numbers, whose arrays lead with the axes (len(y), len(x)).
-
-    Attributes:
-        x, y: values along the axes.
-        names: names of the two numbers.
-    """
-
-    x: Float[np.ndarray, " X"]
-    y: Float[np.ndarray, " Y"]
-    names: tuple[str, str] = eqx.field(static=True)
-    batch_probe = "y", 1
-
-
-def models_of_plane(
-    model: Callable[[float, float], Model], x: Any, y: Any, names: tuple[str, str]
-) -> tuple[Float[np.ndarray, " X"], Float[np.ndarray, " Y"], list[Model]]:
-    """Return the values along both axes, and the models of all cells, row after row.
-
-    Args:
-        model: function of a value of x and a value of y that returns a model.
-        x, y: values of the two numbers.
-        names: names of the two numbers.
-
-    Raises:
-        InputError: x or y is not increasing or has fewer than two values; the names are not two different ones; model
-            is not a function of two numbers that returns a Model.
-    """
-    requirement = "two increasing numbers or more"
-    grid_x, grid_y = (
-        array_of(values, name, requirement, lambda a: a.size > 1 and np.all(np.diff(a) > 0))
-        for values, name in ((x, "x"), (y, "y"))
-    )
-    if not (isinstance(names, tuple) and len(set(names)) == 2 == len(names) and all(isinstance(n, str) for n in names)):
-        raise InputError("names", f"must be two different names, got names={names!r}")
-    require_takes(model, "model", ("x", "y"))
-    models = [model(a, b) for b in grid_y.tolist() for a in grid_x.tolist()]
-    for result in models:
-        if not isinstance(result, Model):
-            raise InputError("model", f"must be a function that returns a Model, got one that returns {type(result)}")
-    return grid_x, grid_y, models

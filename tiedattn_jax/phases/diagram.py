@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Real, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.errors import InputError, require_choice
+from ..base.arrays import AnyArray
+from ..base.errors import InputError
 from ..base.files import Tabular
-from ..base.report import Average, Description, Result, Status, error_bar, has_state, quorum, with_error
+from ..base.report import Description, Result, Status, error_bar, quorum, with_error
 from ..model.overlaps import PAIR
-from .boundaries import ALPHA_L, Boundary, baseline_branch
-from .labelled import ORDER_AXES, columns, dataset
+from ..theory.states import FixedPoint, State
+from .events import Transition
+from .questions import ALPHA_L, EventTable, baseline_branch
+from .table import ORDER_AXES, Missing, dataset, entries_by_name, numbers_of_states
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 
@@ -38,43 +44,36 @@ class PhaseDiagram(Result, Tabular):
 
     Attributes:
         x, y: names and values of the two parameters.
-        cells: the `State.numbers` of every cell by name, arrays (branch, y, x, replicate, ...), the branches in the
-            order of `PAIR`. Where a branch is absent, these are numbers of the uninformed state, in which its search
-            ended.
+        positional, semantic: states of the branches in all cells, batches (y, x). Where a branch is absent, these are
+            numbers of the uninformed state, in which its search ended.
         attrs: all settings: the model and its numbers, alpha, nodes, tolerances, version, and their fingerprint.
     """
 
     x: tuple[str, Float[np.ndarray, " X"]]
     y: tuple[str, Float[np.ndarray, " Y"]]
-    cells: dict[str, Real[np.ndarray, "branch Y X R *shape"]]
+    positional: FixedPoint
+    semantic: FixedPoint
     attrs: dict[str, Any]
 
-    def _masked(self, name: str) -> Real[np.ndarray, "branch Y X R *shape"]:
-        """Return a number of the cells, NaN in the replicates that have no state."""
-        require_choice(name, "name", self.cells)
-        values = self.cells[name]
-        if name in ("status", "residual", "gen_error_linear"):
-            return values
-        return np.where(self._has_state.reshape(*self._has_state.shape, *[1] * (values.ndim - 4)), values, np.nan)
+    def _both(self, read: Callable[[FixedPoint], Any]) -> Shaped[np.ndarray, "branch ..."]:
+        """Return what `read` returns for the branches in the order of `PAIR`."""
+        return np.stack([np.asarray(read(branch)) for branch in (self.positional, self.semantic)])
 
-    def mean(self, name: str) -> Float[np.ndarray, "branch Y X *shape"]:
-        """Return the mean of a number of the cells over the replicates that have a state.
-
-        Raises:
-            InputError: there is no number of this name.
-        """
-        return _mean_without_nan(self._masked(name), 3)
-
-    def stderr(self, name: str) -> Float[np.ndarray, "branch Y X *shape"]:
-        """Return the error bar of the mean; raises as `mean`."""
-        return _error_bar(self._masked(name), 3)
-
-    @property
+    @cached_property
     def _has_state(self) -> Bool[np.ndarray, "branch Y X R"]:
         """Whether a replicate has a state."""
-        return np.asarray(has_state(self.cells["status"], self.cells["residual"]))
+        return self._both(lambda branch: branch.replicates.has_state)
 
-    @property
+    @cached_property
+    def _statuses(self) -> Int[np.ndarray, "branch Y X R"]:
+        """`Status` of every replicate."""
+        return self._both(lambda branch: branch.replicates.status)
+
+    def _where_a_state(self, read: Callable[[State], Any]) -> Float[np.ndarray, "branch Y X R"]:
+        """Return a number of all replicates; NaN in those that have no state."""
+        return np.where(self._has_state, self._both(lambda branch: read(branch.replicates)), np.nan)
+
+    @cached_property
     def exists(self) -> Bool[np.ndarray, "branch Y X"]:
         """Whether a branch has a state in a cell, whether or not the nodes resolve it."""
         return np.asarray(quorum(self._has_state))
@@ -82,7 +81,7 @@ class PhaseDiagram(Result, Tabular):
     @property
     def absent(self) -> Bool[np.ndarray, "branch Y X"]:
         """Whether the search established that a cell lacks a branch."""
-        return np.asarray(~quorum(~(self._has_state | (self.cells["status"] == Status.absent)))) & ~self.exists
+        return np.asarray(~quorum(~(self._has_state | (self._statuses == Status.absent)))) & ~self.exists
 
     @property
     def solved(self) -> Bool[np.ndarray, "Y X"]:
@@ -92,21 +91,20 @@ class PhaseDiagram(Result, Tabular):
     @property
     def status(self) -> Int[np.ndarray, "branch Y X"]:
         """`Status` of every cell: the worst of the replicates that agree with the majority."""
-        status = self.cells["status"]
-        worst = np.where(status == Status.absent, -1, status).max(-1)
+        worst = np.where(self._statuses == Status.absent, -1, self._statuses).max(-1)
         return np.where(self.absent, int(Status.absent), worst).astype(int)
 
-    @property
+    @cached_property
     def stable(self) -> Bool[np.ndarray, "branch Y X"]:
         """Whether a branch exists and the other branch's order parameter does not grow on it."""
-        growth = np.stack([self.mean("growth_theta")[0], self.mean("growth_m")[1]])
-        return self.exists & (growth < 1)
+        growth = self.positional.diagnostics.growth_theta, self.semantic.diagnostics.growth_m
+        return self.exists & (np.stack(growth) < 1)
 
     @property
     def loss_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
         """Training loss, positional minus semantic, and its error bar; NaN where a branch is missing."""
-        both_exist = np.all(self.exists, 0)[..., None]
-        return _summary(np.where(both_exist, np.subtract(*self._masked("train_loss")), np.nan))
+        difference = np.subtract(*self._where_a_state(lambda state: state.train_loss))
+        return _summary(np.where(np.all(self.exists, 0)[..., None], difference, np.nan))
 
     @property
     def uninformed(self) -> Bool[np.ndarray, "Y X"]:
@@ -115,49 +113,45 @@ class PhaseDiagram(Result, Tabular):
         The search for an absent branch ends in the uninformed state, or in the limit of a student that vanishes. The
         searches for both branches must have ended at the same training loss.
         """
-        first, second = np.where(self._ended_uninformed, self.cells["train_loss"], np.nan)
+        losses = self._both(lambda branch: branch.replicates.train_loss)
+        first, second = np.where(self._statuses == Status.absent, losses, np.nan)
         agree = np.abs(first - second) <= _AGREEMENT * np.abs(first)
         return np.all(self.absent, 0) & np.asarray(quorum(agree))
 
-    @property
-    def _ended_uninformed(self) -> Bool[np.ndarray, "branch Y X R"]:
-        """Whether the search for a branch ended in the uninformed state."""
-        return self.cells["status"] == Status.absent
-
-    def _of_minimum(self, name: str) -> Real[np.ndarray, "Y X R *shape"]:
-        """Return a number of the global minimum in every replicate; NaN where there is none."""
-        values = self._masked(name)
-
-        def extended(a: Bool[np.ndarray, "..."]) -> Bool[np.ndarray, "..."]:
-            return a.reshape(*a.shape, *[1] * (values.ndim - 1 - a.ndim))
-
-        uninformed = np.where(extended(np.all(self._ended_uninformed, 0)), self.cells[name].mean(0), np.nan)
-        return np.select([extended(self.winner == k) for k in range(len(MINIMA))], [*values, uninformed], np.nan)
-
-    def global_minimum(self, name: str) -> Average:
-        """Return a number of the global minimum of the training loss, (y, x, ...); NaN where none is known.
-
-        The global minimum is the branch with the lower training loss, or the uninformed state in cells that lack both.
-
-        Raises:
-            InputError: there is no number of this name.
-        """
-        values = self._of_minimum(name)
-        return Average(_mean_without_nan(values, 2), _error_bar(values, 2))
-
-    @property
-    def gen_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
-        """Test error of the global minimum minus that of the linear baseline, and its error bar."""
-        return _summary(self._of_minimum("gen_error") - self._of_minimum("gen_error_linear"))
-
-    @property
+    @cached_property
     def winner(self) -> Int[np.ndarray, "Y X"]:
         """State with the lowest training loss, an index into `MINIMA`: 0 positional, 1 semantic, 2 uninformed, -1 none.
 
         The uninformed state counts in cells that lack both branches; see `uninformed`.
         """
-        loss = np.where(self.exists, self.mean("train_loss"), np.inf)
+        loss = np.where(self.exists, _summary(self._where_a_state(lambda state: state.train_loss))[0], np.inf)
         return np.where(np.isfinite(loss).any(0), loss.argmin(0), np.where(self.uninformed, 2, -1))
+
+    @cached_property
+    def global_minimum(self) -> FixedPoint:
+        """The state of the global minimum of the training loss in all cells, a batch (y, x).
+
+        This is the branch with the lower training loss, or the uninformed state in cells that lack both. Where none is
+        known its numbers are NaN, and the status is `nonfinite`.
+        """
+        ended = np.all(self._statuses == Status.absent, 0)  # replicates whose searches ended in the uninformed state
+        kinds = np.where(self.winner < 2, self.winner, -1)[..., None] + 0 * ended
+        kinds = np.where((self.winner == 2)[..., None] & ended, 2, kinds)
+
+        def pick(positional: AnyArray, semantic: AnyArray) -> AnyArray:
+            kind = kinds.reshape(*kinds.shape, *[1] * (np.ndim(positional) - kinds.ndim))
+            middle = np.mean([positional, semantic], 0)
+            return np.select([kind == k for k in range(len(MINIMA))], [positional, semantic, middle], np.nan)
+
+        states = jax.tree.map(pick, self.positional.replicates, self.semantic.replicates)
+        status = np.select([kinds == 0, kinds == 1, kinds == 2], [*self._statuses, 0 * kinds], int(Status.nonfinite))
+        return FixedPoint(self.positional.model, self.positional.alpha, replace(states, status=status), None)
+
+    @property
+    def gen_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
+        """Test error of the global minimum minus that of the linear baseline, and its error bar."""
+        states = self.global_minimum.replicates
+        return _summary(np.where(states.has_state, states.gen_error - states.gen_error_linear, np.nan))
 
     @property
     def region(self) -> Int[np.ndarray, "Y X"]:
@@ -182,8 +176,7 @@ class PhaseDiagram(Result, Tabular):
 
         Other cells may count as states if their residual is small; their status says how the search ended.
         """
-        status = self.cells["status"]
-        resolved = ~quorum(status > Status.stalled) | ~quorum(status != Status.absent)
+        resolved = ~quorum(self._statuses > Status.stalled) | ~quorum(self._statuses != Status.absent)
         return self.solved & np.all(resolved, 0)
 
     @property
@@ -194,13 +187,13 @@ class PhaseDiagram(Result, Tabular):
         differ by more than two error bars, and the replicon of the global minimum is below one.
         """
         difference, bar = self.loss_difference
-        replicon = self.global_minimum("replicon").value
+        replicon = np.asarray(self.global_minimum.diagnostics.replicon)
         decided = ~np.all(self.exists, 0) | ~np.isfinite(bar) | (np.abs(difference) > 2 * bar)
         return self.settled & decided & ~(replicon >= 1)
 
     # Boundaries
 
-    def alpha_c(self) -> Boundary:
+    def alpha_c(self) -> EventTable:
         """Return where the losses of the branches cross, by cubic Hermite interpolation with exact slopes.
 
         Raises:
@@ -208,7 +201,7 @@ class PhaseDiagram(Result, Tabular):
         """
         return self._boundaries[0]
 
-    def alpha_l(self) -> Boundary:
+    def alpha_l(self) -> EventTable:
         """Return where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
         The crossing lies on the positional branch below alpha_c, at alpha_c itself, or on the semantic branch above it.
@@ -218,20 +211,26 @@ class PhaseDiagram(Result, Tabular):
         return self._boundaries[1]
 
     @cached_property
-    def _boundaries(self) -> tuple[Boundary, Boundary]:
+    def _boundaries(self) -> tuple[EventTable, EventTable]:
         names = self.x[0], self.y[0]
         if "alpha" not in names:
             raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
         (_, alpha), other_axis = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
-        gain = self._masked("gen_error_linear") - self._masked("gen_error")
-        numbers = self._masked("train_loss"), self._masked("train_loss_by_alpha"), gain
+        numbers = (
+            self._where_a_state(read)
+            for read in (
+                lambda state: state.train_loss,
+                lambda state: state.train_loss_partials[1],
+                lambda state: state.gen_error_linear - state.gen_error,
+            )
+        )
         masked = (np.where(self.exists[..., None], a, np.nan) for a in numbers)
         loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in masked)
         difference, rate = np.subtract(*loss), np.subtract(*slope)
         critical, linear, linear_check = np.full((3, len(other_axis[1]), loss.shape[-1]), np.nan)
         for i, j in np.ndindex(critical.shape):
             critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
-        critical_boundary = Boundary.of("alpha_c", *other_axis, *_summary(critical))
+        critical_boundary = _events("alpha_c", *other_axis, *_summary(critical))
 
         def beats(i: int, j: int, scale: _Scale, inverse: _Scale) -> float:
             splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
@@ -244,16 +243,14 @@ class PhaseDiagram(Result, Tabular):
             linear_check[i, j] = beats(i, j, lambda a: a, lambda u: u)
         alpha_l, bar = _summary(linear)
         bar = np.hypot(bar, np.nan_to_num(np.abs(_summary(linear_check)[0] - alpha_l)))
-        return critical_boundary, Boundary.of(ALPHA_L, *other_axis, alpha_l, bar)
+        return critical_boundary, _events(ALPHA_L, *other_axis, alpha_l, bar)
 
     # Files
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per cell: settings, region, and numbers of the global minimum and of both branches."""
         difference, bar = self.loss_difference
-        names = [k for k in self.cells if k not in ("status", *ORDER_AXES)]
-        means, bars = ({k: get(k) for k in names} for get in (self.mean, self.stderr))
-        order_parameters = {k: self.mean(k) for k in ORDER_AXES}
+        numbers = dict(zip(PAIR, map(numbers_of_states, (self.positional, self.semantic)), strict=True))
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
         minimum = self._minimum_columns()
         rows = []
@@ -264,19 +261,20 @@ class PhaseDiagram(Result, Tabular):
             row |= {name: values[j, i] for name, values in minimum.items()}
             for b, branch in enumerate(PAIR):
                 row[f"{branch}_status"] = Status.name_of(status[b, j, i])
-                for k, a in order_parameters.items():
-                    row |= columns(f"{branch}_{k}", a[b, j, i])
-                for k in names:
-                    row |= {f"{branch}_{k}": means[k][b, j, i], f"{branch}_{k}_stderr": bars[k][b, j, i]}
+                for name, (mean, error) in numbers[branch].items():
+                    row |= entries_by_name(f"{branch}_{name}", mean[j, i])
+                    if name not in ORDER_AXES:
+                        row[f"{branch}_{name}_stderr"] = error[j, i]
             rows.append(row)
         return rows
 
     def _minimum_columns(self) -> dict[str, Shaped[np.ndarray, "Y X"]]:
         """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
         columns = {"global_minimum": np.array([*MINIMA, ""])[self.winner]}
+        numbers = numbers_of_states(self.global_minimum)
         for name in ("train_loss", "gen_error"):
-            number = self.global_minimum(name)
-            columns |= {f"global_minimum_{name}": number.value, f"global_minimum_{name}_stderr": number.stderr}
+            mean, bar = numbers[name]
+            columns |= {f"global_minimum_{name}": mean, f"global_minimum_{name}_stderr": bar}
         return columns
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,7 +284,7 @@ class PhaseDiagram(Result, Tabular):
         """
         fields: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
         for boundary in self._boundaries_if_any():
-            fields |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr.tolist()}
+            fields |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr().tolist()}
         counts = {"untrusted": int(np.sum(~self.trusted)), "unsettled": int(np.sum(~self.settled))}
         return {**fields, "regions": self._shares(), **counts, "status": self._outcome()}
 
@@ -296,12 +294,12 @@ class PhaseDiagram(Result, Tabular):
         tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in counts.items()])]
         if boundaries := self._boundaries_if_any():
             rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
-            for k, value in enumerate(boundaries[0].values):
-                rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr[k]) for b in boundaries)))
+            for k, value in enumerate(boundaries[0].at):
+                rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr()[k]) for b in boundaries)))
             tables.append(("", rows))
         return Description(headline, self._outcome(), tables=tables)
 
-    def _boundaries_if_any(self) -> list[Boundary]:
+    def _boundaries_if_any(self) -> list[EventTable]:
         return [self.alpha_c(), self.alpha_l()] if "alpha" in (self.x[0], self.y[0]) else []
 
     def _shares(self) -> dict[str, int]:
@@ -332,10 +330,12 @@ class PhaseDiagram(Result, Tabular):
         by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
         labels = {k: getattr(self, k) for k in ("exists", "stable", "status")}
         labels |= {k: (cell, values) for k, values in by_cell.items()}
-        return dataset(coordinates, self.cells, self.mean, self.stderr, labels, self.attrs)
+        branches = [numbers_of_states(branch) for branch in (self.positional, self.semantic)]
+        numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
+        return dataset(coordinates, numbers, labels, self.attrs)
 
-    def plot(self, boundaries: Sequence[Boundary] = (), ax: Any = None) -> Any:
-        """Plot the diagram, and further boundaries on it; see `plotting.diagrams.diagram_figure`.
+    def plot(self, boundaries: Sequence[EventTable] = (), ax: Any = None) -> Any:
+        """Plot the diagram, and further events on it; see `plotting.diagrams.diagram_figure`.
 
         Args:
             ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
@@ -347,6 +347,23 @@ class PhaseDiagram(Result, Tabular):
         from ..plotting.diagrams import diagram_figure
 
         return diagram_figure(self, boundaries, ax=ax)
+
+
+def _events(
+    event: str,
+    name: str,
+    values: Float[np.ndarray, " A"],
+    alphas: Float[np.ndarray, " A"],
+    bars: Float[np.ndarray, " A"],
+) -> EventTable:
+    """Return the table of an event that was read off a diagram."""
+    nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), Status.converged
+    numbers: Any = zip(map(np.asarray, alphas), map(np.asarray, bars), strict=True)  # jax would round in float32
+    cells = [
+        Transition(alpha, bar, None, None, jnp.asarray(int(converged)), (), event) if np.isfinite(alpha) else nowhere
+        for alpha, bar in numbers
+    ]
+    return EventTable.along(event, name, values, cells, np.full(len(values), np.nan))
 
 
 def _spline(
@@ -370,20 +387,11 @@ def _rise(spline: PPoly | None) -> float:
     return rising[-1] if len(rising) else np.nan
 
 
-def _mean_without_nan(values: Real[np.ndarray, "..."], axis: int) -> Float[np.ndarray, "..."]:
-    """Return the mean over an axis, ignoring NaN; NaN where all values are."""
-    return np.ma.masked_invalid(values).mean(axis).filled(np.nan)
-
-
 def _summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
-    """Return the mean over the last axis (replicates) and its error bar."""
-    return _mean_without_nan(values, -1), _error_bar(values, -1)
-
-
-def _error_bar(values: Real[np.ndarray, "..."], axis: int) -> Float[np.ndarray, "..."]:
-    """Return the error bar of the mean over an axis, in the dtype of the values.
+    """Return the mean over the last axis (replicates), ignoring NaN, and its error bar, in the dtype of the values.
 
     Without `jax_enable_x64` jax computes in float32. Deviations from the mean keep their digits there.
     """
-    deviations = values - np.expand_dims(_mean_without_nan(values, axis), axis)
-    return np.asarray(error_bar(np.moveaxis(deviations, axis, 0)), deviations.dtype)
+    mean = np.ma.masked_invalid(values).mean(-1).filled(np.nan)
+    deviations = np.moveaxis(values - mean[..., None], -1, 0)
+    return mean, np.asarray(error_bar(deviations), deviations.dtype)

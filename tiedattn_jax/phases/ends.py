@@ -19,9 +19,10 @@ from ..theory.paths import Path
 from ..theory.solve import Problem
 from ..theory.states import FixedPoint
 from .events import EVENTS, Transition
-from .follow import CURVE_SETTINGS, Curve
+from .follow import CURVE_SETTINGS
 from .inputs import prepared
 from .locate import Guess, crossings, locate_path, number_of, transition_of
+from .questions import StateTable
 
 # Fraction of the largest order parameter along a curve. If the last one before an end exceeds it, the order parameter
 # does not fall to zero like a square root there, and we search for a fold.
@@ -74,7 +75,7 @@ class BranchEnd(Printed):
 
 
 def branch_ends(
-    curve: Curve, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
+    curve: StateTable, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
     """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
@@ -93,7 +94,7 @@ def branch_ends(
     Raises:
         InputError: the curve is of another branch or has no points; nodes or settings are of the wrong kind.
     """
-    require_kind(curve, "curve", Curve, "what sweep returns")
+    require_kind(curve, "curve", StateTable, "what sweep returns")
     require_choice(curve.branch, "curve.branch", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     nodes, settings = prepared(curve.points[0].model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
@@ -101,7 +102,7 @@ def branch_ends(
 
 
 class _Ends:
-    def __init__(self, curve: Curve, nodes: Rule, settings: Settings, sensitivities: bool):
+    def __init__(self, curve: StateTable, nodes: Rule, settings: Settings, sensitivities: bool):
         self.curve, self.nodes, self.settings, self.sensitivities = curve, nodes, settings, sensitivities
         self.name = str(curve.branch)
         self.order = str(BRANCHES[curve.branch].order)
@@ -138,7 +139,7 @@ class _Ends:
         outer, inner = yield [self.uninformed(e, state) for e in (absent_point, state)]
         guesses = []
         if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
-            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [Curve("uninformed", (outer, inner))])
+            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [StateTable.of("uninformed", (outer, inner))])
         fork = (yield from self.find_event("pitchfork", guesses[0])) if guesses else None
         fork = fork if fork is not None and jnp.isfinite(fork.alpha) else None
         if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):

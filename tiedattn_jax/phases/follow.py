@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from ..averages.rules import Rule
 from ..base.arrays import GivenArray, Number, either
-from ..base.files import Tabular
-from ..base.report import Description, Printed, Settings, Status, classify, mean_of_existing, quorum
+from ..base.report import Settings, Status, classify, mean_of_existing, quorum
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start, with_replicate_axis
-from ..theory.states import FixedPoint, State, states_table
-from .labelled import ORDER_AXES, columns, dataset
+from ..theory.states import FixedPoint, State
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # relative size of an order parameter below which it may be an artefact of few nodes
@@ -187,133 +184,6 @@ class Follower:
 
 def _with_status(state: State, status: Status) -> State:
     return replace(state, status=jnp.full_like(state.status, status))
-
-
-class Curve(Printed, Tabular):
-    """A branch at increasing values of alpha or of another number.
-
-    Attributes:
-        branch: name of the branch.
-        points: a `FixedPoint` at every value that was tried. This includes the first value beyond the end of the
-            branch, where the status says that there is no state.
-        parameter: the number that changes: "alpha", a number of the model, or "model" for a list of models.
-        places: values of the parameter if it is not alpha, else None.
-        failures: values at which an exception ended the search, each with its message.
-    """
-
-    branch: str | None = eqx.field(static=True)
-    points: tuple[FixedPoint, ...]
-    parameter: str = eqx.field(static=True, default="alpha")
-    places: Float[np.ndarray, " A"] | None = None
-    failures: tuple[str, ...] = eqx.field(static=True, default=())
-
-    @property
-    def alphas(self) -> Float[np.ndarray, " A"]:
-        """Alphas of the points, increasing if alpha is the parameter."""
-        return np.array([float(p.alpha) for p in self.points])
-
-    @property
-    def at(self) -> Float[np.ndarray, " A"]:
-        """Values of the parameter, increasing."""
-        return self.alphas if self.places is None else self.places
-
-    @property
-    def exists(self) -> Bool[np.ndarray, " A"]:
-        """Whether there is a state at each point; see `FixedPoint.exists`."""
-        return np.array([bool(p.exists) for p in self.points])
-
-    def values(self, get: str | Callable[[FixedPoint], Float[Array, ""]]) -> Float[np.ndarray, " A"]:
-        """Return a number of every point, given by name or by a function; NaN where the branch does not exist."""
-        get = attrgetter(get) if isinstance(get, str) else get
-        return np.array([float(get(p)) if e else np.nan for p, e in zip(self.points, self.exists, strict=True)])
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __iter__(self) -> Iterator[FixedPoint]:
-        return iter(self.points)
-
-    def __getitem__(self, index: int) -> FixedPoint:
-        return self.points[index]
-
-    def _numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return means and error bars of all numbers of the points, (A, ...); NaN where there is no state."""
-        means, bars = ([getattr(p, part).numbers() for p in self.points] for part in ("mean", "stderr"))
-        always = "status", "residual", "gen_error_linear"
-
-        def column(name: str, rows: list[dict[str, Any]]) -> Float[np.ndarray, "A *shape"]:
-            values = np.stack([np.asarray(row[name], float) for row in rows])
-            missing = ~self.exists.reshape(-1, *[1] * (values.ndim - 1))
-            return values if name in always else np.where(missing, np.nan, values)
-
-        by_name = [{name: column(name, rows) for name in means[0]} for rows in (means, bars)]
-        return by_name[0], by_name[1]
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return one row per point: its place, the branch, status, and all numbers with their error bars.
-
-        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
-        """
-        means, bars = self._numbers()
-        rows = []
-        for k, (point, place) in enumerate(zip(self.points, self.at, strict=True)):
-            row: dict[str, Any] = {
-                self.parameter: place,
-                "alpha": float(point.alpha),
-                "branch": self.branch or point.label,
-            }
-            row |= {"exists": bool(self.exists[k]), "status": point.status_name}
-            for name in means:
-                if name in ORDER_AXES:
-                    row |= columns(name, means[name][k])
-                elif name != "status":
-                    row |= {name: means[name][k], f"{name}_stderr": bars[name][k]}
-            rows.append(row)
-        return rows
-
-    def to_xarray(self) -> Any:
-        """Return means, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
-
-        The dimension is the parameter. Order parameters also have `token`, `column`, `other_column` and
-        `teacher_column`, as in `PhaseDiagram.to_xarray`.
-        """
-        means, bars = self._numbers()
-        labels = {"exists": self.exists, "status": np.array([int(point.status) for point in self.points])}
-        attrs = {"branch": self.branch, "model": type(self.points[0].model).__name__}
-        return dataset({self.parameter: self.at}, means, means.__getitem__, bars.__getitem__, labels, attrs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the branch's name, the values of another parameter than alpha, and every `FixedPoint.to_dict`."""
-        axis = {} if self.places is None else {"parameter": self.parameter, "values": self.at.tolist()}
-        return {"branch": self.branch, **axis, "points": [point.to_dict() for point in self.points]}
-
-    def describe(self) -> Description:
-        grid, exists = self.at, self.exists
-        labels = dict.fromkeys(point.label for point, has_state in zip(self.points, exists, strict=True) if has_state)
-        name = self.branch or ", ".join(labels) or "any"
-        values = "alphas" if self.places is None else f"values of {self.parameter}"
-        headline = f"{name} branch at {grid.size} {values} from {grid.min():g} to {grid.max():g}"
-        solved = f"states at {exists.sum()}"
-        if exists.any():
-            solved += f", from {grid[exists].min():g} to {grid[exists].max():g}"
-        if self.failures:
-            solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
-        return Description(headline, solved, tables=[("", states_table(self.points, self.parameter, grid))])
-
-    def plot(self, optimal: Any = None, ax: Any = None) -> Any:
-        """Plot order parameters, training loss and test error against the parameter; see `plotting.branches`.
-
-        Args:
-            optimal: the Bayes-optimal learner along alpha, whose error is then drawn as well.
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order", "train_loss" and
-                "gen_error", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.theory import branch_figure
-
-        return branch_figure([self], optimal=optimal, ax=ax)
 
 
 def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,14 +21,14 @@ from ..base.files import Store, fingerprint, named
 from ..base.report import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
-from ..model.parameters import Axis, axis_of
+from ..model.parameters import Axis, axes_of
 from ..theory import engine as pool
 from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
-from ..theory.states import number_shapes
+from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
-from .inputs import prepared
+from .inputs import check_top_level, prepared
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
@@ -39,19 +39,21 @@ _WARM_STEPS = 300  # least number of damped steps from a start that may be far
 
 def phase_diagram(
     model: Model,
-    x: Any,
-    y: Any,
+    *axes: Axis,
     nodes: Rule | None = None,
-    *,
-    alpha: float | None = None,
     settings: Settings | None = None,
     devices: int | None = None,
     width: int | None = None,
     out: pathlib.Path | str | None = None,
     resume: bool = False,
     progress: Progress = silent,
+    **numbers: float | Sequence[float] | Real[GivenArray, "..."],
 ) -> PhaseDiagram:
     """Compute the positional and the semantic branch on a grid of two numbers of the model, or of one and alpha.
+
+        phase_diagram(model, alpha=alphas, omega=omegas)
+        phase_diagram(model, omega=omegas, sigma=sigmas, alpha=2.0)
+        phase_diagram(model, Axis("alpha", alphas), Axis("mixing[0,1]", shares))
 
     A track is one branch along one row of cells. Tracks run along alpha, downwards from the largest, if alpha is an
     axis, and along x otherwise. Cells that a track did not solve are tried again from the states of their neighbours
@@ -65,11 +67,10 @@ def phase_diagram(
 
     Args:
         model: attention layer and data; supplies the numbers that are not axes.
-        x, y: axes, ``(name, values)`` with "alpha", the name of a scalar field of the model or an entry such as
-            "mixing[0,1]"; or ``(name, values, put)``, where ``put(model, value)`` returns the model with that value.
-            Plain values mean alpha for x and omega for y.
+        axes: axes that a keyword cannot name, as in `sweep`.
+        numbers: values of alpha or of numbers of the model by name. A single value fixes the number, several are an
+            axis. The first axis of the diagram points to the right, the second one upwards.
         nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
-        alpha: samples per dimension, if alpha is not an axis.
         settings: tolerances; by default `GRID_SETTINGS`. More steps are allowed where a start may be far: in the first
             cells of tracks and in cells that are tried again.
         devices: number of this process's devices to use; by default all. A CPU counts as one device, each of whose
@@ -83,17 +84,18 @@ def phase_diagram(
     Raises:
         RuntimeError: another process ended early.
         KeyboardInterrupt: the user has interrupted the call; a note says what is kept and how to go on.
-        InputError: an axis is empty, not increasing, not finite or out of the model's range; alpha is given twice or
-            not at all; there are fewer devices than requested; `out` cannot be written or holds tracks of other
-            settings; nodes, settings, width or `out` are of the wrong kind.
+        InputError: there are not two axes, or one is empty, not increasing, not finite or out of the model's range;
+            alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
+            tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
+    require_kind(model, "model", Model, "a Model such as dot_product()")
+    check_top_level(model)
+    model, alpha, its_axes = axes_of(model, axes, numbers)
+    names = [axis.name for axis in its_axes]
+    require(len(names) == 2, "axes", names, "two, such as alpha=alphas, omega=omegas")
     nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
-    axes = axis_of(x, "alpha", "x", model), axis_of(y, "omega", "y", model)
-    names = [axis.parameter.name for axis in axes]
-    if names[0] == names[1]:
-        raise InputError("y", f"must be another parameter than x, got y={names[1]!r}")
     if (alpha is None) != ("alpha" in names):
-        raise InputError("alpha", f"must be given if and only if it is not an axis, got alpha={alpha}")
+        raise InputError("alpha", f"must be given, as a number or as an axis, got axes {' and '.join(names)}")
     if alpha is not None:
         check_alpha(model, alpha)
     if width is not None:
@@ -103,7 +105,8 @@ def phase_diagram(
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
-    grid = _Grid.of(model, *(axes if names[1] == "alpha" else axes[::-1]), alpha, nodes, settings)
+    x, y = its_axes
+    grid = _Grid.of(model, *((x, y) if y.name == "alpha" else (y, x)), alpha, nodes, settings)
     # Only files outlive the definition of the model, whose text takes some tenths of a second.
     text = "" if out is None else identity(grid.at(0, 0)[0])
     digest = fingerprint(text, grid.models, grid.alphas, nodes, settings, VERSION)
@@ -111,16 +114,20 @@ def phase_diagram(
     store = Store(out, {"fingerprint": digest}, "out", requirement)
     store.open_folder(resume)
     try:
-        cells = grid.solve(engine, store, progress)
-        (cells,) = engine.run([grid.retry(cells, store)])
+        states = grid.solve(engine, store, progress)
+        (states,) = engine.run([grid.retry(states, store)])
     except KeyboardInterrupt as interrupt:
         hint = "nothing is kept: a folder out= keeps finished tracks"
         if out is not None:
             hint = f"finished tracks are in out='{out}': the same call with resume=True goes on from there"
         interrupt.add_note(f"phase_diagram was interrupted; {hint}")
         raise
-    if names[1] == "alpha":
-        cells = {k: np.swapaxes(a, 1, 2) for k, a in cells.items()}
+    alphas: Any = grid.alphas.astype(model.lam.dtype)
+    positional, semantic = (
+        FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR)
+    )
+    if y.name == "alpha":
+        positional, semantic = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (positional, semantic))
     attrs = {
         "model": type(model).__name__,
         "numbers": {name: np.asarray(a).tolist() for name, a in named(model).items() if name not in names},
@@ -130,8 +137,7 @@ def phase_diagram(
         "version": VERSION,
         "fingerprint": digest,
     }
-    x_axis, y_axis = ((axis.parameter.name, axis.values) for axis in axes)
-    return PhaseDiagram(x_axis, y_axis, cells, attrs)
+    return PhaseDiagram((x.name, x.values), (y.name, y.values), positional, semantic, attrs)
 
 
 def _devices(count: int | None) -> list[jax.Device]:
@@ -194,15 +200,21 @@ class _Grid(NamedTuple):
         """Order in which a track visits its cells: downwards in alpha, upwards in any other parameter."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
-    def solve(
-        self, engine: _Engine, store: Store, progress: Progress
-    ) -> dict[str, Real[np.ndarray, "branch rows columns R ..."]]:
-        """Solve the tracks that are not in the store; return all cells."""
+    @property
+    def blank(self) -> State:
+        """A track of zeros, (columns, R, ...)."""
+        return blank_state(self.at(0, 0)[0], self.alphas.shape[1], self.nodes.replicates)
+
+    def solve(self, engine: _Engine, store: Store, progress: Progress) -> State:
+        """Solve the tracks that are not in the store; return all cells, arrays (branch, rows, columns, R, ...)."""
         rows, width = self.alphas.shape
         total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
-        finished = {int(k.removeprefix(_TRACK)): a for k, a in store.pieces().items() if k.startswith(_TRACK)}
+        finished = {int(k.removeprefix(_TRACK)): a for k, a in self.pieces(store).items() if k.startswith(_TRACK)}
         if processes > 1:  # every process uses the tracks in the folder of process 0
-            finished = self._shared_tracks(finished, total, store)
+            known = np.isin(np.arange(total), list(finished))
+            share = known, self.stacked(finished, total)
+            known, tracks = _together(multihost_utils.broadcast_one_to_all, share, store)
+            finished = {int(k): indexed(tracks, k) for k in np.flatnonzero(known)}
         unsolved = [number for number in range(total) if number not in finished]
         assigned, cells = unsolved[rank::processes], len(finished) * width
 
@@ -211,48 +223,34 @@ class _Grid(NamedTuple):
             cells += processes
             progress(min(cells, total * width), total * width)
 
-        def store_track(index: int, arrays: dict[str, Real[np.ndarray, "columns R ..."]] | Failure) -> None:
-            if isinstance(arrays, Failure):
+        def store_track(index: int, track: State | Failure) -> None:
+            if isinstance(track, Failure):
                 return
-            store.put(f"{_TRACK}{assigned[index]:05d}", arrays)
-            finished[assigned[index]] = arrays
+            store.put(f"{_TRACK}{assigned[index]:05d}", named(track))
+            finished[assigned[index]] = track
 
         progress(cells, total * width)
         first_overlaps = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if assigned else []
-        tracks = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned)
-        engine.run(tracks, done=store_track, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned])
+        paths = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned)
+        engine.run(paths, done=store_track, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned])
+        tracks = self.stacked(finished, total)
         if processes > 1:
-            share = self._stacked_tracks(finished, total)
-            shares = _together(multihost_utils.process_allgather, share, store)
+            shares = _together(multihost_utils.process_allgather, tracks, store)
             owner = np.zeros(total, int)
             owner[unsolved] = np.arange(len(unsolved)) % processes
-            all_tracks = {k: a[owner, np.arange(total)] for k, a in shares.items()}
-        else:
-            all_tracks = self._stacked_tracks(finished, total)
+            tracks = indexed(shares, (owner, np.arange(total)))
         shape = rows, len(PAIR)
-        return {k: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order] for k, a in all_tracks.items()}
+        return jax.tree.map(lambda a: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order], tracks)
 
-    def _stacked_tracks(
-        self, tracks: dict[int, dict[str, Real[np.ndarray, "columns R ..."]]], total: int
-    ) -> dict[str, Float[np.ndarray, "tracks columns R ..."]]:
-        """Return arrays of all tracks, NaN for missing ones, so that shapes are the same in every process."""
-        R, width = self.nodes.replicates, self.alphas.shape[1]
-        shapes = {name: (R, *shape) for name, shape in number_shapes(self.at(0, 0)[0]).items()}
-        arrays = {name: np.full((total, width, *shape), np.nan) for name, shape in shapes.items()}
-        for number, track in tracks.items():
-            for name, a in track.items():
-                arrays[name][number] = a
-        return arrays
+    def stacked(self, tracks: dict[int, State], total: int) -> State:
+        """Return all tracks, (tracks, columns, R, ...); those that this process lacks are blank."""
+        blank = self.blank if len(tracks) < total else None
+        return stacked([tracks.get(k, blank) for k in range(total)])
 
-    def _shared_tracks(
-        self, tracks: dict[int, dict[str, Real[np.ndarray, "columns R ..."]]], total: int, store: Store
-    ) -> dict[int, dict[str, Real[np.ndarray, "columns R ..."]]]:
-        """Return the finished tracks of process 0 in every process."""
-        finished = np.isin(np.arange(total), list(tracks))
-        finished, arrays = _together(
-            multihost_utils.broadcast_one_to_all, (finished, self._stacked_tracks(tracks, total)), store
-        )
-        return {int(k): {name: a[k] for name, a in arrays.items()} for k in np.flatnonzero(finished)}
+    def pieces(self, store: Store) -> dict[str, State]:
+        """Return the finished tracks and attempts in the store by name."""
+        names, structure = list(named(self.blank)), jax.tree.structure(self.blank)
+        return {k: jax.tree.unflatten(structure, [a[name] for name in names]) for k, a in store.pieces().items()}
 
     def at(self, row: int, column: int) -> tuple[Model, Float[np.ndarray, ""]]:
         """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
@@ -279,28 +277,31 @@ class _Grid(NamedTuple):
         return first_overlaps
 
     def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[], None]) -> Path:
-        """Path that follows a branch along a row; returns `State.numbers` of the cells, arrays (columns, R, ...)."""
+        """Path that follows a branch along a row; returns the states of the cells, arrays (columns, R, ...)."""
         first_model = self.at(row, 0)[0]
         follower = Follower(self.nodes, self.settings, pair_free(first_model)[branch], pair_start(first_model)[branch])
         values = self.columns.values[self.order]
         warm, cells = WarmStart.begin(first_overlaps[row], values[0], self.nodes.replicates), []
         for column, value in enumerate(values):
             warm, state = yield from follower.advance(*self.at(row, column), value, warm)
-            cells.append(state.numbers())
+            cells.append(state)
             cell_done()
         return stacked(cells)
 
-    def retry(self, cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], store: Store) -> Path:
+    def retry(self, cells: State, store: Store) -> Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
         may lie between a fold and a pitchfork; they start from one neighbour only. The store keeps all attempts.
+
+        Args:
+            cells: states of all cells, arrays (branch, rows, columns, R, ...), which the path changes and returns.
         """
-        cells, attempts = {k: a.copy() for k, a in cells.items()}, store.pieces()
+        cells, attempts = jax.tree.map(np.array, cells), self.pieces(store)
         tried: set[tuple[CellIndex, CellIndex | None]] = set()
 
         def is_absent(cell: CellIndex) -> bool:
-            return bool(np.all(cells["status"][cell] == Status.absent))
+            return bool(np.all(cells.status[cell] == Status.absent))
 
         def untried() -> Iterator[tuple[CellIndex, list[CellIndex | None]]]:
             """Yield cells without a state and their untried starts: neighbours, or None for the default start."""
@@ -320,16 +321,15 @@ class _Grid(NamedTuple):
                     origin = "start" if source is None else "-".join(map(str, source))
                     name = f"{_RETRY}{'-'.join(map(str, cell))}-from-{origin}"
                     if name not in attempts:
-                        guess = None if source is None else _state_of(cells, source)
+                        guess = None if source is None else _mean_overlaps(indexed(cells, source))
                         attempts[name] = yield from self.attempt(cell, guess, was_absent)
                         if jax.process_index() == 0:
-                            store.put(name, attempts[name])
-                    numbers = attempts[name]
-                    status = np.asarray(numbers["status"])
-                    is_settled = _exists(numbers) or np.all(status == Status.absent)
-                    if quorum(status <= Status.stalled) if was_absent else is_settled:
-                        for k, a in numbers.items():
-                            cells[k][cell] = a
+                            store.put(name, named(attempts[name]))
+                    state = attempts[name]
+                    is_settled = _exists(state) or np.all(state.status == Status.absent)
+                    if quorum(state.status <= Status.stalled) if was_absent else is_settled:
+                        for array, new in zip(jax.tree.leaves(cells), jax.tree.leaves(state), strict=True):
+                            array[cell] = new
                         break
         return cells
 
@@ -341,7 +341,7 @@ class _Grid(NamedTuple):
         settings = self.settings if was_absent else with_more_steps(self.settings)
         alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
-        return {name: np.asarray(a) for name, a in state.numbers().items()}
+        return jax.tree.map(np.asarray, state)
 
 
 _TRACK, _RETRY = "track-", "retry-"
@@ -362,9 +362,9 @@ def _together(exchange: Callable[[PyTree], PyTree], share: PyTree, store: Store)
         raise RuntimeError(f"another process ended before the grid was done; {hint}") from error
 
 
-def _exists(cells: Mapping[str, Real[GivenArray, "..."]]) -> Bool[np.ndarray, "..."]:
+def _exists(states: State) -> Bool[np.ndarray, "..."]:
     """Return whether half of the replicates or more have a state."""
-    return np.asarray(quorum(has_state(cells["status"], cells["residual"])))
+    return np.asarray(quorum(has_state(states.status, states.residual)))
 
 
 def _neighbours(cell: CellIndex, shape: tuple[int, ...]) -> list[CellIndex]:
@@ -376,7 +376,7 @@ def _neighbours(cell: CellIndex, shape: tuple[int, ...]) -> list[CellIndex]:
     return [c for c in adjacent if 0 <= c.row < rows and 0 <= c.column < columns]
 
 
-def _state_of(cells: dict[str, Real[np.ndarray, "branch rows columns R ..."]], cell: CellIndex) -> Overlaps:
+def _mean_overlaps(state: State) -> Overlaps:
     """Return the mean overlaps over the replicates that have a state."""
-    usable = np.asarray(has_state(cells["status"][cell], cells["residual"][cell]))
-    return Overlaps(*(jnp.asarray(cells[k][cell][usable].mean(0)) for k in ("q", "V", "theta", "m")))
+    usable = np.asarray(has_state(state.status, state.residual))
+    return jax.tree.map(lambda a: jnp.asarray(a[usable].mean(0)), state.overlaps)

@@ -34,8 +34,8 @@ from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near
 from .events import Event, Observable, Transition, event_of
-from .follow import Curve
 from .inputs import prepared
+from .questions import StateTable
 from .secant import Secant
 
 MAX_EVALUATIONS = 12  # maximum number of alphas at which states are solved
@@ -63,7 +63,7 @@ class Guess(NamedTuple):
 
 
 # Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
-Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Curve]
+Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[StateTable]
 
 
 def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
@@ -78,7 +78,7 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     inputs: Any = start if is_sequence else [start]
     # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
-    curves = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, Curve)}
+    curves = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, StateTable)}
     points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
     if set(event.branches) <= set(curves):
         guesses = crossings(event, [curves[b] for b in event.branches])
@@ -93,7 +93,7 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
 
 
-def crossings(event: Event, curves: Sequence[Curve]) -> list[Guess]:
+def crossings(event: Event, curves: Sequence[StateTable]) -> list[Guess]:
     """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
     # Only usable states count, because growth is unreliable at the others.
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]

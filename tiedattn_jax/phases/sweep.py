@@ -1,166 +1,242 @@
-"""Sweeps: a branch through many alphas, and states or events of many models, all in one pool."""
+"""Sweeps: one question asked of many settings, all in one pool."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
+from ..averages.nodes import sobol_nodes
 from ..averages.rules import SIZES, Rule
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, array_of, require, require_choice, require_kind
-from ..base.report import Settings, Status
+from ..base.errors import InputError, as_flag, require, require_choice, require_kind
+from ..base.report import Settings
+from ..dynamics.flow import span_fields
+from ..dynamics.landscape import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model
-from ..model.overlaps import branch_of
-from ..model.parameters import Parameter
-from ..theory.engine import run
-from ..theory.paths import Failure, Path
-from ..theory.quantities import Threshold
+from ..model.overlaps import BRANCHES, branch_of
+from ..model.parameters import Axis, axes_of
+from ..theory.engine import run, run_one
+from ..theory.paths import Call, Failure, Path
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from .best_curve import BestCurve
 from .best_places import best_path
 from .best_ridge import best_of, prepared_search
-from .boundaries import ALPHA_L, MODELS, Boundary
-from .events import EVENTS, Transition, event_of
-from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
-from .independent import collected, run_settings, thresholds_of
+from .events import EVENTS, event_of
+from .follow import CURVE_SETTINGS, Progress, silent, walk
 from .inputs import check_top_level, prepared
-from .locate import Guess, locate_path, transition_of
+from .locate import Guess, Start, locate_path, transition_of
+from .questions import ALPHA_L, BestTable, EventTable, LandscapeTable, StateTable
+from .table import MODELS, Missing, Table
 from .thresholds import THRESHOLDS
-from .trace import SEARCH, first_sign_change
+from .trace import SEARCH, TRACE_SETTINGS, first_sign_change, trace_path
 from .transitions import RANGE, critical_path, crossing_path
 
+_BEST = "best "  # begins the question for the best value of a number
+_LANDSCAPE = "landscape"
+_LANDSCAPE_NODES = 2**14  # Sobol points of every landscape of a student on a sphere
 _SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
-# Numbers in a list, a range or an array.
-Numbers: TypeAlias = Sequence[float] | Real[GivenArray, " A"]
 
 
 def sweep(
-    model: Model | Sequence[Model],
-    along: str | Numbers | None = None,
-    values: str | Numbers | None = None,
+    model: Model | Sequence[Model | tuple[Model, Any]],
+    question: str | None,
+    *axes: Axis,
     nodes: Rule | None = None,
-    *,
+    follow: bool | None = None,
     branch: str | None = "semantic",
-    alpha: float | Real[GivenArray, ""] | Numbers | None = None,
-    event: str | None = None,
-    best: str | None = None,
     bracket: tuple[float, float] | None = None,
+    start: Start | None = None,
+    sensitivities: bool = False,
+    kappa: Any = 0.0,
+    size: Any = None,
     settings: Settings | None = None,
     progress: Progress = silent,
-) -> Curve | Boundary | BestCurve:
-    """Compute states, events or best ridges of many settings, all in one pool.
+    **numbers: float | Sequence[float] | Real[GivenArray, "..."],
+) -> Table:
+    """Ask one question of many settings: states, events, best values or landscapes, over no axis, one or two.
 
-        sweep(model, [0.5, 1.0, 2.0], "positional")          a branch through alpha: a `Curve`
-        sweep(model, "sigma", values, alpha=2.0)             states through another number: a `Curve`
-        sweep(model, "sigma", values, event="alpha_c")       an event through another number: a `Boundary`
-        sweep(models, alpha=2.0)                             states of a list of models: a `Curve`
-        sweep(models, event="alpha_c")                       an event of a list of models: a `Boundary`
-        sweep(model, [0.5, 1.0, 2.0], best="lam")            the best ridge through alpha: a `BestCurve`
-        sweep(model, "sigma", values, alpha=2.0, best="lam") the best ridge through another number: a `BestCurve`
+        sweep(model, "semantic", alpha=[0.5, 1.0, 2.0])         a branch, followed through alpha
+        sweep(model, "semantic", alpha=2.0, sigma=values)       states through another number
+        sweep(model, "alpha_c", sigma=values)                   an event through a number
+        sweep(model, "alpha_c", sigma=values, follow=True)      the same event, followed from value to value
+        sweep(model, "alpha_c", omega=values, sigma=values)     an event over two numbers
+        sweep(models, "alpha_c")                                an event of every model in a list
+        sweep(model, "best lam", alpha=[0.5, 1.0, 2.0])         the best ridge through alpha
+        sweep(model, "landscape", omega=values, sigma=values)   the population risk over two numbers
 
-    In a sweep through alpha the branch is followed from the largest alpha down to where it ends. The first alpha below
-    the end is kept, all smaller ones are left out. In all other sweeps every setting is solved independently, as by
-    `solve`, `critical_alpha`, `linear_crossing` or `best_ridge`; a failure at one setting does not affect the others.
+    Every setting is computed independently, as by `solve`, `critical_alpha`, `linear_crossing`, `threshold`,
+    `best_ridge` or `landscape`. A failure at one setting does not affect the others. There are two exceptions:
+
+    - A branch through alpha alone is followed, from the largest alpha down to where it ends. The first alpha below the
+      end is kept, all smaller ones are left out. With ``follow=False`` every alpha is solved independently.
+    - An event through one number is followed with ``follow=True``. The points before it predict alpha and the states of
+      every replicate at the next point. A good prediction takes a single evaluation. "alpha_l" then costs as much as
+      "alpha_c" and both baselines together, because it coincides with one of the three.
 
     Args:
-        model: attention layer and data, or a list of models of one kind.
-        along: alphas in any order, which the curve has in increasing order; or the name of a number of the model, such
-            as "sigma" or "mixing[0,1]". Leave it out for a list of models.
-        values: values of that number, increasing. After alphas, this may be the name of the branch.
-        nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
-        branch: branch of the states. With `best`, None stands for the global minimum of the training loss, as in
-            `best_ridge`.
-        alpha: samples per dimension of the states, one for all settings or one for each.
-        event: a name in `EVENTS`, "alpha_l", a threshold of the optimal learner, "weak_recovery" or
-            "perfect_recovery", or of small starts of gradient descent, "encodings separate" or "teacher separates".
-        best: name of the number whose value with the smallest test error is searched, as in `best_ridge`.
-        bracket: range of values of that number, as in `best_ridge`.
-        settings: tolerances; by default `CURVE_SETTINGS` in a sweep through alpha, otherwise `Settings()`.
+        model: attention layer and data; or a list of models of one kind, or of pairs (model, alpha), whose places in
+            the list are an axis "model".
+        question: a branch, "positional", "semantic", "uninformed", or None for any state; a name in `EVENTS` or
+            "alpha_l"; a threshold of the optimal learner, "weak_recovery" or "perfect_recovery", or of small starts of
+            gradient descent, "encodings separate" or "teacher separates"; "best " and the name of the number whose
+            value with the smallest test error is searched, as in `best_ridge`; or "landscape".
+        axes: axes that a keyword cannot name, such as ``Axis("mixing[0,1]", values)``, or ``Axis("angle", values,
+            put)`` with a function ``put(model, value)`` that returns the model with this value.
+        numbers: values of alpha or of numbers of the model by name, such as ``alpha=2.0, sigma=[0.4, 0.5]``. A single
+            value fixes the number, several are an axis. States and best values need alpha, the other questions refuse
+            it. Values along an axis increase; alphas through which a branch is followed may have any order, and values
+            through which an event is followed may decrease.
+        nodes: averaging rule; by default that of the function for one setting, for a branch that is followed that of
+            `SIZES["curve"]`, for landscapes with a `size` 2^14 Sobol points.
+        follow: whether to follow a branch through alpha, or an event through one number, from setting to setting.
+        branch: branch of the best value. None stands for the global minimum of the training loss, as in `best_ridge`.
+        bracket: range of the best value, as in `best_ridge`.
+        start: where an event that is followed is expected at the first value, as in `find_event`; by default the alphas
+            `SEARCH` are searched. "alpha_l" and thresholds take none.
+        sensitivities: whether to compute the exact slope of an event that is followed at every point. For events other
+            than alpha_c this compiles one more program.
+        kappa, size: as in `landscape`.
+        settings: tolerances; by default `CURVE_SETTINGS` for a branch that is followed, looser ones for an event that
+            is followed, because losses are stationary and starts are predicted, otherwise `Settings()`.
         progress: called with the number of finished settings and the number of all settings.
 
-    Raises:
-        InputError: alphas or values are not finite and in range, or values are not increasing; the branch, event or
-            number is unknown; the models are of different kinds; alpha is given beside an event, or is missing for
-            states; nodes or settings are of the wrong kind; best is given beside an event, or bracket without best.
-    """
-    if best is None and bracket is not None:
-        raise InputError("bracket", f"must be left out without best, got bracket={bracket}")
-    if best is not None and event is not None:
-        raise InputError("best", f"must be left out beside an event, got best={best!r} and event={event!r}")
-    parameter: str
-    if isinstance(model, Model) and not isinstance(along, str):
-        if event is not None:
-            raise InputError("event", f"must be left out where along has the alphas, got event={event!r}")
-        named: Any = branch if values is None else values
-        if best is None:
-            return _through_alpha(model, along, named, nodes, settings, progress)
-        if alpha is not None:
-            raise InputError("alpha", f"must be left out where along has the alphas, got alpha={alpha}")
-        parameter, branch, grid = "alpha", named, _alpha_grid(along)
-        models, alpha = [model] * grid.size, grid
-    elif isinstance(model, Model):
-        assert isinstance(along, str)
-        parameter, grid, models = _number_models(model, along, values)
-    else:
-        parameter, grid, models = MODELS, *_listed_models(model, along, values)
-    if event is not None and alpha is not None:
-        raise InputError("alpha", f"must be left out where an event is looked for in it, got alpha={alpha}")
-    if best is not None:
-        return _best(parameter, grid, models, alpha, branch, nodes, best, bracket, settings, progress)
-    names = [f"{parameter} = {value:g}" for value in grid]
-    if event is not None:
-        results = events_of(event, models, names, nodes, settings, progress)
-        return collected(event, parameter, grid, models, results)
-    rule, tolerances = prepared(models[0], nodes, settings, even=branch is not None)
-    _check_others(models)
-    alphas = _alphas(models[0], alpha, len(models))
-    paths = [
-        _solved_point(m, a, branch_of(branch).name, rule, tolerances, nodes is None)
-        for m, a in zip(models, alphas, strict=True)
-    ]
-    results = run_settings(paths, names, progress)
-    solved = next(point for point in results if not isinstance(point, Failure))
-    states = [
-        _nan_point(solved, m, a) if isinstance(r, Failure) else r
-        for r, m, a in zip(results, models, alphas, strict=True)
-    ]
-    failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
-    return Curve(branch, tuple(states), parameter, grid, tuple(failures))
-
-
-def events_of(
-    event: str,
-    models: list[Model],
-    names: Sequence[str],
-    nodes: Rule | None,
-    settings: Settings | None,
-    progress: Progress,
-) -> Sequence[Transition | Threshold | Failure]:
-    """Find an event of every model, each for itself.
-
-    Args:
-        models: models of one kind, see `check_one_kind`.
-        names: names of the settings, for exceptions.
+    Returns:
+        A `StateTable`, `EventTable`, `BestTable` or `LandscapeTable`.
 
     Raises:
-        InputError: the event is unknown; nodes or settings are of the wrong kind; or the search failed for all models.
+        InputError: the question or a number is unknown; values are not finite, in order and in range; there are more
+            than two axes; the models are of different kinds; alpha is missing, or given where it is searched; an option
+            is given beside a question that does not have it; nodes, settings or start are of the wrong kind; an event
+            that is followed does not happen at the first value (the message says what was found instead), or is a fold,
+            which `trace_branch` follows; or the search failed at all settings.
     """
-    event = require_choice(event, "event", [*EVENTS, ALPHA_L, *THRESHOLDS])
-    if event in THRESHOLDS:
-        check_top_level(models)
-        return thresholds_of(event, models, names, nodes, progress)
-    rule, tolerances = prepared(models[0], nodes, settings)
-    _check_others(models)
-    event_of("semantic baseline" if event == ALPHA_L else event, models[0])
-    return run_settings([_event(m, event, rule, tolerances) for m in models], names, progress)
+    number = question.removeprefix(_BEST) if isinstance(question, str) and question.startswith(_BEST) else None
+    if number is None:
+        question = require_choice(question, "question", [*BRANCHES, *EVENTS, ALPHA_L, *THRESHOLDS, _LANDSCAPE])
+    is_state, is_landscape = question in BRANCHES, question == _LANDSCAPE
+    is_event = not (is_state or is_landscape or number is not None)
+    listed = isinstance(model, (list, tuple))
+    names = [axis.name for axis in axes if isinstance(axis, Axis)]
+    names += [name for name, values in numbers.items() if np.iterable(values)]
+    in_alpha = is_state and not listed and names == ["alpha"]
+    follow = in_alpha if follow is None else as_flag(follow, "follow")
+    if follow and not (in_alpha or (is_event and not listed and len(names) == 1)):
+        raise InputError("follow", "must be left out but for a branch through alpha and an event through one number")
+    sensitivities = as_flag(sensitivities, "sensitivities")
+    for name, given, belongs, owner in (
+        ("branch", branch != "semantic", number is not None, 'the best value of a number, such as "best lam"'),
+        ("bracket", bracket is not None, number is not None, 'the best value of a number, such as "best lam"'),
+        ("start", start is not None, is_event and follow, "an event with follow=True"),
+        ("sensitivities", sensitivities, is_event and follow, "an event with follow=True"),
+        ("kappa", np.any(kappa), is_landscape, 'the question "landscape"'),
+        ("size", size is not None, is_landscape, 'the question "landscape"'),
+    ):
+        if given and not belongs:
+            raise InputError(name, f"must be left out but for {owner}")
+    grid = _Grid.of(model, axes, numbers, follow, with_alpha=is_state or number is not None)
+    if follow and is_state:
+        return _followed_branch(grid, question, nodes, settings, progress)
+    if is_event:
+        event = str(question)
+        if follow and event not in THRESHOLDS:
+            rule, tolerances = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS)
+            axis = grid.axes[0]
+            return run_one(trace_path(event, grid.models[0], axis, rule, tolerances, start, sensitivities, progress))
+        require_kind(start, "start", type(None), f'None for "{event}"')
+        return _events(grid, event, nodes, settings, progress)
+    if number is not None:
+        return _best(grid, number, branch, nodes, bracket, settings, progress)
+    if is_landscape:
+        require_kind(settings, "settings", type(None), "None for landscapes")
+        return _landscapes(grid, nodes, kappa, size, progress)
+    return _states(grid, question, nodes, settings, progress)
+
+
+class _Grid(NamedTuple):
+    """All settings: the axes, and a model and an alpha (or None) for every cell, the last axis running fastest."""
+
+    axes: list[Axis]
+    models: list[Model]
+    alphas: list[Any]
+
+    @classmethod
+    def of(cls, model: Any, axes: Sequence[Axis], numbers: dict[str, Any], follow: bool, *, with_alpha: bool) -> _Grid:
+        """Check what a caller gave, and build the settings of all cells.
+
+        Args:
+            follow: whether the settings are followed along their axis.
+            with_alpha: whether the question is about given alphas.
+        """
+        listed = isinstance(model, (list, tuple))
+        require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
+        pairs = [m if isinstance(m, tuple) and len(m) == 2 else (m, None) for m in (model if listed else [model])]
+        kinds = "a list of models, such as [dot_product(), dot_product(sigma=0.4)]" if listed else "a Model or a list"
+        for each, _ in pairs:
+            require_kind(each, "model", Model, kinds)
+        check_top_level([each for each, _ in pairs])
+        order = "increasing" if not follow else "any" if with_alpha else "monotonic"
+        checked = [axes_of(each, axes, numbers, order) for each, _ in pairs]
+        places = [Axis(MODELS, np.arange(len(pairs), dtype=float))] if listed else []
+        axes = [*places, *checked[0][2]]
+        require(len(axes) <= 2, "axes", [axis.name for axis in axes], "none, one or two")
+        cells: list[tuple[Model, Any]] = []
+        for (_, own_alpha), (base, alpha, its_axes) in zip(pairs, checked, strict=True):
+            for values in itertools.product(*(axis.values for axis in its_axes)):
+                setting: tuple[Model, Any] = base, own_alpha if alpha is None else alpha
+                for axis, value in zip(its_axes, values, strict=True):
+                    setting = axis.parameter.set(*setting, value)
+                cells.append(setting)
+        models = [each for each, _ in cells]
+        _check_one_kind(models)
+        alpha = next((alpha for _, alpha in cells if (alpha is None) == with_alpha), False)
+        if alpha is None:
+            raise InputError("alpha", "must be given for states and best values, as a number or as an axis")
+        if alpha is not False:
+            raise InputError("alpha", f"must be left out but for states and best values, got alpha={alpha}")
+        return cls(axes, models, [check_alpha(m, a) if with_alpha else None for m, a in cells])
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[Float[np.ndarray, " _"], ...]]:
+        """Names and values of the axes."""
+        return tuple(axis.name for axis in self.axes), tuple(axis.values for axis in self.axes)
+
+    def run(self, paths: list[Path], progress: Progress) -> list[Any]:
+        """Run the path of every cell; a failure in one cell is its result, and does not affect the others.
+
+        Raises:
+            Exception: that of the first cell, with its setting in a note, if all cells fail.
+        """
+        done = 0
+
+        def report(number: int, result: Any) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(paths))
+
+        progress(0, len(paths))
+        values = itertools.product(*(axis.values for axis in self.axes))
+        names = [", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, place, strict=True)) for place in values]
+        return run(paths, names=names if self.axes else ["the only setting"], done=report, keep=True)
+
+
+def _check_one_kind(models: Sequence[Model]) -> None:
+    """Check that all models are of one class, with arrays of the same shapes."""
+    shapes = []
+    for number, model in enumerate(models):
+        require_kind(model, "put", Model, "a function that returns a Model")
+        leaves, structure = jax.tree.flatten(model)
+        shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
+        if shapes[-1] != shapes[0]:
+            text = f"must give models of one class with arrays of the same shapes, number {number} differs"
+            raise InputError("model", f"{text} from number 0: treat them apart")
 
 
 def _check_others(models: list[Model]) -> None:
@@ -170,126 +246,71 @@ def _check_others(models: list[Model]) -> None:
         check_numbers(listed)
 
 
-def _best(
-    parameter: str,
-    grid: Float[np.ndarray, " A"],
-    models: list[Model],
-    alpha: float | Real[GivenArray, ""] | Numbers | None,
-    branch: str | None,
-    nodes: Rule | None,
-    best: str,
-    bracket: tuple[float, float] | None,
-    settings: Settings | None,
-    progress: Progress,
-) -> BestCurve:
-    """Find the best value of a number at every setting."""
-    if best == parameter:
-        raise InputError("best", f"must be another number than the one that changes, got best={best!r}")
-    task = prepared_search(models[0], branch, nodes, best, bracket, settings, SIZES["curve"])
-    _check_others(models)
-    alphas = _alphas(models[0], alpha, len(models))
-    tasks = [task._replace(model=m, alpha=a) for m, a in zip(models, alphas, strict=True)]
-    names = [f"{parameter} = {value:g}" for value in grid]
-    results = run_settings([best_path(each) for each in tasks], names, progress)
-    points = [best_of(each, branch, r) for each, r in zip(tasks, results, strict=True)]
-    failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
-    return BestCurve(best, branch, tuple(points), parameter, grid, tuple(failures))
+def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
 
 
-def _nan_point(solved: FixedPoint, model: Model, alpha: Float[Array, ""]) -> FixedPoint:
-    """Return a `FixedPoint` full of NaN, with the shapes of another one and status `nonfinite`."""
-    blank = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype.kind == "f" else a, solved.replicates)
-    status = np.full_like(blank.status, Status.nonfinite)
-    states = dataclasses.replace(blank, status=status, residual=np.full_like(blank.residual, np.inf))
-    return FixedPoint(model, alpha, states, solved.branch)
+def _states(
+    grid: _Grid, branch: str | None, nodes: Rule | None, settings: Settings | None, progress: Progress
+) -> StateTable:
+    """Solve the states of all cells."""
+    rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
+    _check_others(grid.models)
+
+    def path(model: Model, alpha: Float[Array, ""]) -> Path:
+        states, _, _ = yield from default_path(model, alpha, branch, rule, None, tolerances, fallback=nodes is None)
+        return FixedPoint(model, alpha, states, branch)
+
+    results = grid.run([path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)], progress)
+    return StateTable(branch, *grid.labels, _cells(results))
 
 
-def _through_alpha(
-    model: Model,
-    alphas: Numbers | None,
-    branch: Any,
-    nodes: Rule | None,
-    settings: Settings | None,
-    progress: Progress,
-) -> Curve:
+def _followed_branch(
+    grid: _Grid, branch: str | None, nodes: Rule | None, settings: Settings | None, progress: Progress
+) -> StateTable:
     """Follow a branch from the largest alpha down to where it ends."""
-    branch = branch_of(branch).name
+    model, branch = grid.models[0], branch_of(branch).name
     nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
-    grid = _alpha_grid(alphas)
+    alphas = np.sort(grid.axes[0].values)
     points: list[FixedPoint] = []
 
-    def follow() -> Path:
-        for step in walk(model, list(grid[::-1]), branch, nodes, settings):
+    def path() -> Path:
+        for step in walk(model, list(alphas[::-1]), branch, nodes, settings):
             points.append((yield step))
-            progress(len(points), grid.size)
+            progress(len(points), alphas.size)
             if not points[-1].exists and len(points) > 1 and points[-2].exists:
                 break
 
-    progress(0, grid.size)
-    run([follow()])
-    progress(grid.size, grid.size)
-    return Curve(branch, tuple(points[::-1]))
+    progress(0, alphas.size)
+    run([path()])
+    progress(alphas.size, alphas.size)
+    return StateTable(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
 
 
-def _alpha_grid(alphas: Numbers | None) -> Float[np.ndarray, " A"]:
-    """Return alphas in increasing order."""
-    return np.sort(array_of(alphas, "alphas", "one or more positive, finite numbers", lambda a: a > 0))
+def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | None, progress: Progress) -> EventTable:
+    """Find an event in every cell, without a guess."""
+    if event in THRESHOLDS:
+        check_top_level(grid.models)
 
+        def threshold(model: Model) -> Path:
+            return (yield Call(THRESHOLDS[event], (model, nodes)))
 
-def _number_models(
-    model: Model, name: str, values: str | Numbers | None
-) -> tuple[str, Float[np.ndarray, " A"], list[Model]]:
-    """Return name, values and models of a sweep through a number of the model."""
-    number = Parameter(name)
-    if name == "alpha":
-        raise InputError("along", 'must be the alphas themselves, or another number than "alpha"')
-    number.read(model, None, "along")
-    grid = array_of(values, "values", "one or more finite, increasing values", lambda a: np.diff(a) > 0)
-    number.check(model, grid, "values")
-    return name, grid, [number.set(model, None, value)[0] for value in grid]
-
-
-def _listed_models(
-    models: Sequence[Model], along: str | Numbers | None, values: str | Numbers | None
-) -> tuple[Float[np.ndarray, " A"], list[Model]]:
-    """Check that the models of a list are of one kind; return their indices and the list."""
-    require_kind(models, "model", (list, tuple), "a Model or a list of models")
-    require(len(models) > 0, "model", list(models), "one model or more")
-    if along is not None or values is not None:
-        raise InputError("along", "must be left out with a list of models, which says what changes")
-    for model in models:
-        require_kind(model, "model", Model, "a list of models, such as [dot_product(), dot_product(sigma=0.4)]")
-    check_one_kind(models)
-    return np.arange(len(models), dtype=float), list(models)
-
-
-def check_one_kind(models: Sequence[Model]) -> None:
-    """Check that all models are of one class, with arrays of the same shapes."""
-    shapes = []
-    for model in models:
-        leaves, structure = jax.tree.flatten(model)
-        shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
-    for k, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            text = f"must give models of one class with arrays of the same shapes, number {k} differs"
-            raise InputError("model", f"{text} from number 0: treat them apart")
-
-
-def _alphas(model: Model, alpha: float | Real[GivenArray, ""] | Numbers | None, count: int) -> list[Float[Array, ""]]:
-    """Return one alpha for every setting."""
-    if alpha is None:
-        raise InputError("alpha", "must be given for states, or event for an event, got neither")
-    alphas = np.broadcast_to(alpha, count) if np.ndim(alpha) == 0 else np.asarray(alpha)
-    require(alphas.shape == (count,), "alpha", alpha, f"one number, or one for each of {count} settings")
-    return [check_alpha(model, a) for a in alphas]
-
-
-def _solved_point(
-    model: Model, alpha: Float[Array, ""], branch: str | None, rule: Rule, settings: Settings, fallback: bool
-) -> Path:
-    """Path of `solve` at one setting; returns a `FixedPoint`."""
-    states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
-    return FixedPoint(model, alpha, states, branch)
+        cells = _cells(grid.run([threshold(model) for model in grid.models], progress))
+    else:
+        rule, tolerances = prepared(grid.models[0], nodes, settings)
+        _check_others(grid.models)
+        event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
+        cells = _cells(grid.run([_event(model, event, rule, tolerances) for model in grid.models], progress))
+    names, values = grid.labels
+    shape = tuple(map(len, values))
+    if len(names) != 1:
+        return EventTable(event, names, values, cells, np.full(shape, np.nan), np.zeros(shape, bool))
+    (axis,), slopes = grid.axes, np.full(shape, np.nan)
+    for k, (model, cell) in enumerate(zip(grid.models, cells, strict=True)):
+        is_exact = not isinstance(cell, Missing) and not cell.reason and cell.sensitivities is not None
+        if is_exact and axis.name != MODELS and axis.put is None:
+            slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
+    return EventTable.along(event, axis.name, axis.values, cells, slopes)
 
 
 def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
@@ -328,3 +349,37 @@ def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Setting
             return Guess(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
         last = point
     raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
+
+
+def _best(
+    grid: _Grid,
+    number: str,
+    branch: str | None,
+    nodes: Rule | None,
+    bracket: tuple[float, float] | None,
+    settings: Settings | None,
+    progress: Progress,
+) -> BestTable:
+    """Find the best value of a number in every cell."""
+    if number in grid.labels[0]:
+        raise InputError("question", f"must be about another number than those that change, got number={number!r}")
+    task = prepared_search(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
+    _check_others(grid.models)
+    tasks = [task._replace(model=m, alpha=a) for m, a in zip(grid.models, grid.alphas, strict=True)]
+    results = grid.run([best_path(each) for each in tasks], progress)
+    cells = [
+        result if isinstance(result, Failure) else best_of(each, branch, result)
+        for each, result in zip(tasks, results, strict=True)
+    ]
+    return BestTable(f"{_BEST}{number}", *grid.labels, _cells(cells), branch)
+
+
+def _landscapes(grid: _Grid, nodes: Rule | None, kappa: Any, size: Any, progress: Progress) -> LandscapeTable:
+    """Compute the population risk in every cell."""
+    if nodes is None and size is not None:
+        nodes = sobol_nodes(span_fields(grid.models[0], 1), _LANDSCAPE_NODES)
+
+    def path(model: Model) -> Path:
+        return (yield Call(partial(landscape, size=size, nodes=nodes), (model, kappa)))
+
+    return LandscapeTable(_LANDSCAPE, *grid.labels, _cells(grid.run([path(m) for m in grid.models], progress)))

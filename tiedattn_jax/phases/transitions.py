@@ -27,11 +27,11 @@ from ..model.overlaps import PAIR, Overlaps
 from ..theory.engine import run_one
 from ..theory.paths import Path
 from ..theory.solve import Problem
-from .boundaries import ALPHA_L, baseline_branch
 from .events import EVENTS, Event, Transition, event_of
 from .follow import pair_free, pair_start
 from .inputs import prepared
 from .locate import MAX_EVALUATIONS, Guess, Start, Zero, find_zero, guess_of, transition_of
+from .questions import ALPHA_L, baseline_branch
 from .secant import zero_between
 
 RANGE = (0.1, 4.0)  # default bracket of alpha

@@ -1,7 +1,4 @@
-"""Pictures over two numbers: phase diagrams, and maps of events.
-
-Pictures of events: a transition, and boundaries.
-"""
+"""Pictures over two axes: phase diagrams, and maps of tables; and the picture of a transition."""
 
 from __future__ import annotations
 
@@ -12,13 +9,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
-from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from ..base.errors import require
+from ..dynamics.landscape import words_of
 from ..model.overlaps import PAIR
 from .style import (
     ALONE,
@@ -58,7 +56,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
-        boundaries: further boundaries to draw, `phases.boundaries.Boundary` in the parameter of the other axis.
+        boundaries: further boundaries to draw, `phases.questions.EventTable` along the other axis.
         ax: axes for the panels "train_loss" and "gen_error", see `style.panels`; each gets a colour bar.
 
     Raises:
@@ -109,32 +107,71 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
     return drawing
 
 
-def event_map_figure(event_map: Any, ax: Target = None) -> Any:
-    """Draw the alpha of an event over two numbers as colours, with contour lines.
+def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
+    """Draw a number over two axes as colours, with contour lines.
 
-    Cells where the event was not found are grey. Cells whose error bar is above 1 % of alpha are hatched.
+    Cells without a result are grey. Cells whose error bar is above 1 % of the number are hatched.
 
     Args:
-        event_map: `phases.event_map.EventMap`.
-        ax: axes for the only panel, "alpha", see `style.panels`; it gets a colour bar.
+        table: `phases.table.Table`.
+        number: name of the number, by default that which was asked for.
+        ax: axes for the only panel, "number", see `style.panels`; it gets a colour bar.
     """
-    x, y, symbol = event_map.x, event_map.y, SYMBOLS.get(event_map.event, event_map.event)
-    alpha = np.ma.masked_invalid(event_map.alpha)
-    xlabel, ylabel = (LABELS.get(name, name) for name in event_map.names)
-    edges, has_event = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(alpha)
-    with panels(5.6, 4.2, xlabel=xlabel, ylabels=[ylabel], names=["alpha"], ax=ax) as (drawing, ((axis,),)):
-        picture = axis.pcolormesh(*edges, alpha, cmap="viridis", gid=event_map.event)
+    (x, y), name = table.axes, number or table.main
+    symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
+    values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
+    xlabel, ylabel = (LABELS.get(name, name) for name in table.names)
+    edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(values)
+    with panels(5.6, 4.2, xlabel=xlabel, ylabels=[ylabel], names=["number"], ax=ax) as (drawing, ((axis,),)):
+        picture = axis.pcolormesh(*edges, values, cmap="viridis", gid=f"{table.question} {name}")
         axis.figure.colorbar(picture, ax=axis, label=symbol)
-        if has_event.any():
-            low, high = alpha.min(), alpha.max()
+        if found.any():
+            low, high = values.min(), values.max()
             levels = [level for level in MaxNLocator(7).tick_values(low, high) if low < level < high]
             if levels:
-                lines = axis.contour(x, y, alpha, levels, colors="white", linewidths=0.9)
+                lines = axis.contour(x, y, values, levels, colors="white", linewidths=0.9)
                 for artist in (lines, *axis.clabel(lines, fontsize=7)):
                     artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
-        _mark(axis, *edges, ~has_event, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
-        _mark(axis, *edges, has_event & (event_map.stderr > _PRECISE * np.abs(alpha)), "error bar above 1 %", HATCHED)
+        _mark(axis, *edges, ~found, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
+        _mark(axis, *edges, found & (bars > _PRECISE * np.abs(values)), "error bar above 1 %", HATCHED)
         axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    return drawing
+
+
+# Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
+_LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
+
+
+def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
+    """Draw the labels of the population risk over two numbers, and the lines along which they change.
+
+    Args:
+        landscapes: `phases.questions.LandscapeTable` over two axes.
+        ax: axes for the one panel "label", see `style.panels`.
+    """
+    (x, y), label = landscapes.axes, landscapes.label.T
+    present = np.unique(label[label >= 0])
+    lines = {
+        "global": ("-", "global minimum changes"),
+        "steepest": ("--", "steepest descent changes"),
+        "several": (":", "number of minima changes"),
+    }
+    xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
+    with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
+        axis = axes[0, 0]
+        colours = [_LABEL_COLOURS[value] for value in present]
+        axis.pcolormesh(
+            x,
+            y,
+            np.ma.masked_where(label < 0, np.searchsorted(present, label)),
+            cmap=ListedColormap(colours),
+            rasterized=True,
+        )
+        for value, colour in zip(present, colours, strict=True):
+            axis.fill([], [], color=colour, label=words_of(int(value)))
+        for change, (style, name) in lines.items():
+            for k, points in enumerate(landscapes.boundary(change)):
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
     return drawing
 
 
@@ -153,8 +190,16 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     options: dict[str, Any] = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
     with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
         for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
-            value, bar = np.where(exists, diagram.mean(name), np.nan), diagram.stderr(name)
-            minimum, uninformed = diagram.global_minimum(name), diagram.winner == _UNINFORMED
+            branches = diagram.positional, diagram.semantic
+            value, bar = (
+                np.stack([getattr(part, name) for part in parts])
+                for parts in ([branch.mean for branch in branches], [branch.stderr for branch in branches])
+            )
+            value, minimum, uninformed = (
+                np.where(exists, value, np.nan),
+                diagram.global_minimum,
+                diagram.winner == _UNINFORMED,
+            )
             panel_row[0].set_ylabel(LABELS[name])
             for axis, row in zip(panel_row, rows, strict=True):
                 is_labelled = axis is axes[1, 0]  # the only panel that adds labels to the legend
@@ -162,12 +207,14 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
                     label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
                     line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
                 if np.any(uninformed[row]):
-                    level, width = (np.where(uninformed[row], a[row], np.nan) for a in (minimum.value, minimum.stderr))
+                    level, width = (
+                        np.where(uninformed[row], getattr(a, name)[row], np.nan) for a in (minimum.mean, minimum.stderr)
+                    )
                     line(axis, x, level, COLOURS["uninformed"], "uninformed", bar=width, dash=DASHES["uninformed"])
                 scale(axis, x)
                 if name == "gen_error":
                     style = BASELINE if is_labelled else {**BASELINE, "label": None}
-                    axis.plot(x, np.nanmean(diagram.mean("gen_error_linear")[:, row], 0), **style)
+                    axis.plot(x, np.nanmean([branch.gen_error_linear[row] for branch in branches], 0), **style)
     return figure
 
 
@@ -178,18 +225,19 @@ def _scale_of(values: Float[np.ndarray, " n"]) -> str:
 
 def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     """Draw a boundary on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
-    width = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
-    points = (boundary.alpha, boundary.values) if alpha_is_x else (boundary.values, boundary.alpha)
+    alpha, bar = boundary.alpha, boundary.stderr()
+    width = np.where(np.isfinite(bar), 2 * bar, 0.0)
+    points = (alpha, boundary.at) if alpha_is_x else (boundary.at, alpha)
     fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
-    exists = bool(np.any(np.isfinite(boundary.alpha)))
+    exists = bool(np.any(np.isfinite(alpha)))
     label = SYMBOLS.get(boundary.event, boundary.event)
     axis.plot(
         *points, label=label if exists else None, gid=boundary.event, **MARKS.get(boundary.event, {"color": OTHER})
     )
     fill(
-        boundary.values,
-        boundary.alpha - width,
-        boundary.alpha + width,
+        boundary.at,
+        alpha - width,
+        alpha + width,
         color="k",
         alpha=0.2,
         lw=0,
@@ -220,49 +268,6 @@ def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
         return centres[0] + np.array([-0.5, 0.5])
     middle = 0.5 * (centres[1:] + centres[:-1])
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
-
-
-# Line styles of boundaries by the kind of the event; the colour is that of the branch of the event.
-_EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchfork": "-."}
-
-
-def boundary_figure(boundaries: Sequence[Any], ax: Target = None) -> Any:
-    """Plot the alpha of events against another parameter, with error bars.
-
-    Between neighbouring points that were found, the lines follow the exact slopes. If these are not known, the lines
-    have maxima and minima only at points.
-
-    Args:
-        boundaries: `phases.boundaries.Boundary`, all in the same parameter.
-        ax: axes for the only panel, "alpha", see `style.panels`.
-    """
-    parameter = boundaries[0].parameter
-    xlabel = LABELS.get(parameter, parameter)
-    options = {"xlabel": xlabel, "ylabels": (LABELS["alpha"],), "names": ("alpha",), "ax": ax}
-    with panels(5.5, 3.8, **options) as (drawing, ((axis,),)):
-        for boundary in boundaries:
-            branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
-            bars = np.where(np.isfinite(boundary.stderr), 2 * boundary.stderr, 0.0)
-            style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
-            style |= MARKS.get(boundary.event, {})
-            name = boundary.event
-            axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(name, name), gid=name, **style)
-            points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
-            axis.errorbar(boundary.values, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
-        scale(axis, boundaries[0].values)
-    return drawing
-
-
-def _smooth_lines(boundary: Any) -> Float[np.ndarray, "2 n"]:
-    """Return many points on smooth lines through the points of a boundary, with NaN between separate lines."""
-    parts = [np.empty((2, 0))]
-    for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
-        x, y, slope = (a[run] for a in (boundary.values, boundary.alpha, boundary.slope))
-        if x.size > 1:
-            curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
-            grid = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
-            parts += [np.array([grid, curve(grid)]), np.full((2, 1), np.nan)]
-    return np.concatenate(parts, axis=1)
 
 
 def transition_figure(transition: Any, ax: Target = None) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -113,10 +112,6 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
     return drawing
 
 
-# Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
-_LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
-
-
 def trajectory_figure(path: Any, ax: Target = None) -> Any:
     """Plot the student's order parameters, and its risk and test error, against time.
 
@@ -171,33 +166,6 @@ def emergence_figure(path: Any, ax: Target = None) -> Any:
         axes[0][0].set_yscale("log")
         for axis in axes[0]:
             frame(axis)
-    return drawing
-
-
-def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
-    """Draw the labels of the population risk over two numbers, and the lines along which they change.
-
-    Args:
-        landscapes: `dynamics.landscape.LandscapeMap`.
-        ax: axes for the one panel "label", see `style.panels`.
-    """
-    x, y, label = landscapes.x, landscapes.y, np.asarray(landscapes.label)
-    present = np.unique(label)
-    lines = {
-        "global": ("-", "global minimum changes"),
-        "steepest": ("--", "steepest descent changes"),
-        "several": (":", "number of minima changes"),
-    }
-    xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
-    with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
-        axis = axes[0, 0]
-        colours = [_LABEL_COLOURS[value] for value in present]
-        axis.pcolormesh(x, y, np.searchsorted(present, label), cmap=ListedColormap(colours), rasterized=True)
-        for value, colour in zip(present, colours, strict=True):
-            axis.fill([], [], color=colour, label=landscapes.words_of(int(value)))
-        for change, (style, name) in lines.items():
-            for k, points in enumerate(landscapes.boundary(change)):
-                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
     return drawing
 
 

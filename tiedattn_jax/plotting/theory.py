@@ -1,9 +1,4 @@
-"""Pictures of branches: along alpha, or in arclength.
-
-Pictures of the best ridge.
-
-Pictures of the Bayes-optimal learner.
-"""
+"""Pictures along one axis: branches, events, best values and other numbers of tables, and the Bayes-optimal learner."""
 
 from __future__ import annotations
 
@@ -13,10 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from ..base.arrays import AnyArray, Number
 from ..base.errors import require
-from ..model.overlaps import BRANCHES
+from ..model.overlaps import BRANCHES, PAIR
 from .style import (
     BASELINE,
     COLOURS,
@@ -39,7 +35,7 @@ from .style import (
 
 
 def branch_figure(
-    curves: Sequence[Any],
+    *curves: Any,
     alpha_c: Any = None,
     alpha_l: Any = None,
     optimal: Any = None,
@@ -53,7 +49,7 @@ def branch_figure(
     Dotted stretches are unstable towards an order parameter that the branch lacks.
 
     Args:
-        curves: `phases.follow.Curve`, one for each branch.
+        curves: `phases.questions.StateTable` along the same axis, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
         recoveries: its thresholds to mark beside its error, `theory.quantities.Threshold`.
@@ -74,8 +70,8 @@ def branch_figure(
                     _along_alpha(orders, curve, _first_of(order), order_colour, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
             _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
-        baseline = float(curves[0].points[-1].gen_error_linear)
-        if np.isfinite(baseline):
+        baselines = curves[0].values("gen_error_linear")
+        for baseline in baselines[np.isfinite(baselines)][-1:]:
             errors.axhline(baseline, **BASELINE)
         if optimal is not None:
             optimal_error(errors, optimal)
@@ -90,9 +86,9 @@ def branch_figure(
 
 
 def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: str, label: str) -> None:
-    """Draw a number of every `FixedPoint` of a curve, with its error bar; `get` reads the number from a state."""
+    """Draw a number of every `FixedPoint` of a table, with its error bar; `get` reads the number from a state."""
     value = curve.values(get)
-    bar = np.array([float(get(point.stderr)) for point in curve.points])
+    bar = curve.stderr(get)
     stable = np.ones(len(value), bool)
     for order in ORDER_COLOURS:
         if not getattr(BRANCHES[curve.branch], order):
@@ -162,48 +158,115 @@ _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def best_figure(curve: Any, ax: Target = None) -> Any:
+def best_figure(table: Any, ax: Target = None) -> Any:
     """Plot the best value of a number, and the smallest test error, against alpha or another parameter.
 
     The colour is that of the branch of the best state. Lines end where it changes its branch: there the best value
     jumps. Bars are two error bars.
 
     Args:
-        curve: `phases.best_curve.BestCurve`.
+        table: `phases.questions.BestTable` along one axis.
         ax: axes for the panels "best" and "gen_error", see `style.panels`.
     """
-    xlabel = LABELS.get(curve.parameter, curve.parameter)
-    ylabels = f"best {LABELS.get(curve.number, curve.number)}", f"smallest {ERROR}"
+    xlabel = LABELS.get(table.parameter, table.parameter)
+    ylabels = f"best {LABELS.get(table.number, table.number)}", f"smallest {ERROR}"
     options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("best", "gen_error"), "ax": ax}
     with panels(8, 3.6, [""] * 2, **options) as (drawing, axes):
-        branches = np.array([point.state.branch if point.states else "" for point in curve.points])
-        places = np.array([point.place for point in curve.points])
-        numbers = (curve.best, curve.values("stderr")), (curve.gen_error, curve.values("gen_error.stderr"))
+        rows = table.table()
+        branches, places = (np.array([row[name] for row in rows]) for name in ("branch", "place"))
+        numbers = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
         for axis, (values, bars) in zip(axes[0], numbers, strict=True):
-            scale(axis, curve.at)
-            bars = np.where(np.isfinite(bars), 2 * bars, 0.0)
+            scale(axis, table.at)
+            bars = _two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
                 # The jumps lie between points, so that lines of one branch do not pass over another branch.
-                axis.plot(curve.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch, gid=branch)
+                axis.plot(table.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch, gid=branch)
                 for place, (marker, _) in _MARKERS.items():
                     here = of_branch & (places == place)
                     if here.any():
                         style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
-                        axis.errorbar(curve.at[here], values[here], bars[here], **style)
-            for k, place in enumerate(curve.jumps):
-                label = f"{SYMBOLS.get(curve.number, curve.number)} jumps" if k == 0 else None
+                        axis.errorbar(table.at[here], values[here], bars[here], **style)
+            for k, place in enumerate(table.jumps):
+                label = f"{SYMBOLS.get(table.number, table.number)} jumps" if k == 0 else None
                 axis.axvline(place, color="k", lw=0.8, ls=":", label=label)
         lam, error = axes[0]
-        for place in dict.fromkeys(places[places != "nowhere"]):
+        for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
             marker, meaning = _MARKERS[place]
             lam.plot([], [], ls="", color=OTHER, label=meaning, **marker)
         lam.set_yscale("log")
-        baselines = np.array([float(p.state.gen_error_linear) if p.states else np.nan for p in curve.points])
+        baselines = table.values("state.gen_error_linear")
         if np.isfinite(baselines).any():
-            error.plot(curve.at, baselines, **BASELINE)
+            error.plot(table.at, baselines, **BASELINE)
         frame(error)
     return drawing
+
+
+# Line styles of boundaries by the kind of the event; the colour is that of the branch of the event.
+_EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchfork": "-."}
+
+
+def boundary_figure(*boundaries: Any, ax: Target = None) -> Any:
+    """Plot the alpha of events against another parameter, with error bars.
+
+    Between neighbouring points that were found, the lines follow the exact slopes. If these are not known, the lines
+    have maxima and minima only at points.
+
+    Args:
+        boundaries: `phases.questions.EventTable`, all along the same axis.
+        ax: axes for the only panel, "alpha", see `style.panels`.
+    """
+    parameter = boundaries[0].parameter
+    xlabel = LABELS.get(parameter, parameter)
+    options = {"xlabel": xlabel, "ylabels": (LABELS["alpha"],), "names": ("alpha",), "ax": ax}
+    with panels(5.5, 3.8, **options) as (drawing, ((axis,),)):
+        for boundary in boundaries:
+            branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
+            bars = _two_bars(boundary.stderr())
+            style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
+            style |= MARKS.get(boundary.event, {})
+            name = boundary.event
+            axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(name, name), gid=name, **style)
+            points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
+            axis.errorbar(boundary.at, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
+        scale(axis, boundaries[0].at)
+    return drawing
+
+
+def _smooth_lines(boundary: Any) -> Float[np.ndarray, "2 n"]:
+    """Return many points on smooth lines through the points of a boundary, with NaN between separate lines."""
+    parts = [np.empty((2, 0))]
+    for run in np.ma.clump_unmasked(np.ma.masked_invalid(boundary.alpha)):
+        x, y, slope = (a[run] for a in (boundary.at, boundary.alpha, boundary.slope))
+        if x.size > 1:
+            curve = CubicHermiteSpline(x, y, slope) if boundary.exact[run].all() else PchipInterpolator(x, y)
+            grid = np.linspace(x[0], x[-1], 20 * (x.size - 1) + 1)
+            parts += [np.array([grid, curve(grid)]), np.full((2, 1), np.nan)]
+    return np.concatenate(parts, axis=1)
+
+
+def table_figure(table: Any, number: str = "", ax: Target = None) -> Any:
+    """Plot a number of a table against its only axis, with error bars.
+
+    Args:
+        table: `phases.table.Table`.
+        number: name of the number, by default that which was asked for; for a landscape the risks of both candidates.
+        ax: axes for the only panel, "number", see `style.panels`.
+    """
+    names = [number] if number else list(PAIR)
+    options = {"xlabel": LABELS.get(table.parameter, table.parameter), "names": ("number",), "ax": ax}
+    ylabel = LABELS.get(number, number) if number else "population risk"
+    with panels(5.5, 3.8, ylabels=(ylabel,), **options) as (drawing, ((axis,),)):
+        for name in names:
+            colour = COLOURS.get(name, COLOURS.get(table.question, OTHER))
+            line(axis, table.at, table.values(name), colour, name, bar=table.stderr(name))
+        scale(axis, table.at)
+    return drawing
+
+
+def _two_bars(bars: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return the widths of error bars to either side, zero where they are not known."""
+    return np.where(np.isfinite(bars), 2 * bars, 0.0)
 
 
 def optimal_figure(

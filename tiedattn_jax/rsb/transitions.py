@@ -20,9 +20,9 @@ from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
-from ..phases.boundaries import ALPHA_L, baseline_branch
 from ..phases.events import EVENTS, Transition
 from ..phases.locate import find_zero, guess_of, root_derivatives
+from ..phases.questions import ALPHA_L, baseline_branch
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
 from ..theory.quantities import Quantity, numbers_by_name, with_sensitivities

@@ -69,10 +69,24 @@ class State(eqx.Module):
         }
 
 
-def number_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `State.numbers` in one replicate, by name."""
-    names = "train_loss", "gen_error", "gen_error_linear", "residual", "status", *DIAGNOSTICS, "train_loss_by_alpha"
-    return {**shapes_of(model), **dict.fromkeys(names, ())}
+def blank_state(model: Model, *shape: int) -> State:
+    """Return a state of zeros on the host with the structure of all states of a model; every array is (*shape, ...)."""
+
+    def zeros(*axes: int) -> Any:
+        return np.zeros((*shape, *axes), model.lam.dtype)
+
+    overlaps = {name: zeros(*axes) for name, axes in shapes_of(model).items()}
+    return State(
+        overlaps=Overlaps(**overlaps),
+        conjugates=Conjugates(*overlaps.values()),
+        train_loss=zeros(),
+        gen_error=zeros(),
+        gen_error_linear=zeros(),
+        residual=zeros(),
+        status=zeros().astype(int),
+        diagnostics=Diagnostics(*(zeros() for _ in DIAGNOSTICS)),
+        train_loss_partials=(jax.tree.map(lambda a: zeros(*a.shape), model), zeros()),
+    )
 
 
 @jax.jit

@@ -1,0 +1,368 @@
+"""Tables: the answers to one question at many settings, with their labels, as numbers, rows, files and pictures.
+
+A `Table` has one cell for every setting. A cell holds the whole result of the question there, or a `Missing` that says
+why there is none. `questions` has a class for every kind of result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, ClassVar, TypeAlias
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from ..base.errors import InputError, require
+from ..base.files import Tabular
+from ..base.report import (
+    Average,
+    Description,
+    Result,
+    Row,
+    Status,
+    by_token,
+    entries,
+    with_error,
+)
+from ..theory.paths import Failure
+from ..theory.states import FixedPoint
+
+MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
+_COLUMNS = 8  # number of columns of a table over two axes that are printed
+
+# Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
+ORDER_AXES = {
+    "q": ("token", "column", "other_column"),
+    "V": ("token", "column", "other_column"),
+    "theta": ("token", "column", "teacher_column"),
+    "m": ("token", "column"),
+}
+# Numbers of a state that mean something where there is none.
+_ALWAYS = "residual", "gen_error_linear"
+
+Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell
+
+
+class Missing(eqx.Module):
+    """A cell without a result.
+
+    Attributes:
+        reason: why there is none, in one sentence.
+        status: `Status` as an integer.
+    """
+
+    reason: str = eqx.field(static=True)
+    status: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, failure: Failure) -> Missing:
+        """Return the cell of a search that an exception ended; an `InputError` says that there is nothing to find."""
+        status = Status.absent if isinstance(failure.error, InputError) else Status.nonfinite
+        return cls(failure.reason, int(status))
+
+
+class Table(Result, Tabular):
+    """The answers to one question at all settings of a grid with no axis, one or two.
+
+    Attributes:
+        question: the question, as given to `sweep`.
+        names: names of the axes: "alpha", numbers of the model, a caller's own, or "model" for a list of models.
+        axes: values along the axes.
+        cells: the result at every setting, or a `Missing`; the last axis runs fastest.
+    """
+
+    question: str | None = eqx.field(static=True)
+    names: tuple[str, ...] = eqx.field(static=True)
+    axes: tuple[Float[np.ndarray, " _"], ...]
+    cells: tuple[Any, ...]
+
+    # What subclasses say of their cells: the number that is read, printed and drawn unless another one is named; the
+    # word for a cell with a result; the columns that are printed, all if there are none; and the pictures, functions of
+    # `plotting.theory` along one axis and of `plotting.diagrams` over two.
+    main: ClassVar[str]
+    outcome: ClassVar[str] = "found"
+    shown: ClassVar[tuple[str, ...]] = ()
+    figures: ClassVar[tuple[str, str]] = ("table_figure", "map_figure")
+
+    def _has_result(self, cell: Any) -> bool:
+        """Return whether a cell, other than a `Missing`, has what was asked for."""
+        return not cell.reason
+
+    def _read(self, cell: Any) -> dict[str, tuple[Any, Any]]:
+        """Return the columns of a cell by name: numbers with their error bars, and labels with None."""
+        raise NotImplementedError
+
+    # Arrays over the axes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of values along every axis."""
+        return tuple(map(len, self.axes))
+
+    @property
+    def at(self) -> Float[np.ndarray, " A"]:
+        """Values along the only axis."""
+        (values,) = self.axes
+        return values
+
+    @property
+    def parameter(self) -> str:
+        """Name of the only axis."""
+        (name,) = self.names
+        return name
+
+    @property
+    def found(self) -> Bool[np.ndarray, "*shape"]:
+        """Whether there is a result at every setting."""
+        return self._array([not isinstance(c, Missing) and bool(self._has_result(c)) for c in self.cells])
+
+    @property
+    def status(self) -> Int[np.ndarray, "*shape"]:
+        """`Status` at every setting."""
+        return self._array([int(cell.status) for cell in self.cells])
+
+    @property
+    def reason(self) -> Shaped[np.ndarray, "*shape"]:
+        """Why there is no result, in one sentence for every setting; empty where there is one."""
+        return self._array(["" if found else getattr(c, "reason", "") for c, found in self._with_found()])
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The settings without a result, each with the reason; a branch that is absent is a result."""
+        return tuple(f"{self._place(k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
+
+    def values(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
+        """Return a number at every setting, (*shape, ...); NaN where there is no result.
+
+        Args:
+            number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
+                column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
+        """
+        number = self.main if number is None else number
+        if self._is_column(number):
+            return self._columns[str(number)][0]
+        found = (_reader(number)(cell) if found else None for cell, found in self._with_found())
+        return self._array([a.value if isinstance(a, Average) else a for a in found]).astype(float)
+
+    def stderr(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
+        """Return the error bar of a number at every setting, (*shape, ...); NaN where there is no result.
+
+        Args:
+            number: as in `values`. A function reads the number from the error bars of a state, `FixedPoint.stderr`.
+        """
+        number = self.main if number is None else number
+        if self._is_column(number):
+            values, bars = self._columns[str(number)]
+            return np.zeros(np.shape(values)) if bars is None else bars
+        return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found()])
+
+    def _is_column(self, number: Reader) -> bool:
+        """Return whether a name is that of a column, and not also of an attribute of the cells."""
+        found = next((cell for cell, found in self._with_found() if found), None)
+        return isinstance(number, str) and not hasattr(found, number.partition(".")[0]) and number in self._columns
+
+    def _bar(self, cell: Any, number: Reader) -> Any:
+        if isinstance(number, str):
+            value, head = attrgetter(number)(cell), number.partition(".")[0]
+            if isinstance(value, Average):
+                return value.stderr
+            if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
+                return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
+        return cell.stderr if hasattr(cell.stderr, "dtype") else _reader(number)(cell.stderr)
+
+    def _with_found(self) -> Iterator[tuple[Any, bool]]:
+        return zip(self.cells, self.found.ravel().tolist(), strict=True)
+
+    def _array(self, rows: Sequence[Any]) -> Shaped[np.ndarray, "..."]:
+        """Return one entry a cell as an array over the axes; None becomes an empty text, False or NaN."""
+        arrays = [None if row is None else np.asarray(row) for row in rows]
+        first = next((a for a in arrays if a is not None), np.asarray(np.nan))
+        blank = np.full(first.shape, {"U": "", "b": False}.get(first.dtype.kind, np.nan))
+        stacked = np.stack([blank if a is None else a for a in arrays])
+        return stacked.reshape((*self.shape, *first.shape))
+
+    def _place(self, index: int) -> str:
+        """Return the setting of a cell in words."""
+        places = (axis[k] for axis, k in zip(self.axes, np.unravel_index(index, self.shape), strict=True))
+        return ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, places, strict=True))
+
+    # Rows, files and text
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[Shaped[np.ndarray, "..."], Shaped[np.ndarray, "..."] | None]]:
+        """Numbers with their error bars, and labels with None, by name, (*shape, ...)."""
+        cells = [None if isinstance(cell, Missing) else self._read(cell) for cell in self.cells]
+        names = next((cell for cell in cells if cell is not None), {str(self.question): (np.nan, np.nan)})
+        values, bars = ({k: self._array([c and c[k][part] for c in cells]) for k in names} for part in (0, 1))
+        return {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per setting: the axes, all numbers with their error bars, the status, and the reason.
+
+        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
+        """
+        rows = []
+        for index in np.ndindex(self.shape):
+            row = {name: axis[k] for name, axis, k in zip(self.names, self.axes, index, strict=True)}
+            for name, (values, bars) in self._columns.items():
+                if name in ORDER_AXES:
+                    row |= entries_by_name(name, values[index])
+                else:
+                    row |= {name: values[index].item()} | ({} if bars is None else {f"{name}_stderr": bars[index]})
+            status = {"status": Status.name_of(self.status[index]), "reason": str(self.reason[index])}
+            rows.append(row | status)
+        return rows
+
+    def to_xarray(self) -> Any:
+        """Return all numbers, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
+
+        The dimensions are the axes. Order parameters also have `token`, `column` (a column of the student),
+        `other_column` (the second one in q and V) and `teacher_column`.
+        """
+        numbers = {name: column for name, column in self._columns.items() if column[1] is not None}
+        labels = {name: values for name, (values, bars) in self._columns.items() if bars is None}
+        attrs = {"question": self.question, "failures": self.failures}
+        axes = dict(zip(self.names, self.axes, strict=True))
+        labels = {name: values for name, values in labels.items() if name not in axes}
+        return dataset(axes, numbers, {**labels, "status": self.status}, attrs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the question, the axes, and all numbers, error bars and labels as lists; NaN where there is none."""
+        numbers = {name: values.tolist() for name, (values, _) in self._columns.items()}
+        bars = {name: bars.tolist() for name, (_, bars) in self._columns.items() if bars is not None}
+        axes = {name: values.tolist() for name, values in zip(self.names, self.axes, strict=True)}
+        outcome = {"status": self.status_name, "failures": list(self.failures)}
+        return {"question": self.question, "axes": axes, **numbers, "stderr": bars, **outcome}
+
+    def describe(self) -> Description:
+        count = int(self.found.sum())
+        outcome = f"{self.outcome} at {count}"
+        if len(self.names) == 1 and 0 < count < len(self.cells):
+            outcome += f", from {self.at[self.found].min():g} to {self.at[self.found].max():g}"
+        if self.failures:
+            outcome += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
+        numbers, rows = self._map() if len(self.names) == 2 else ([], self._rows())
+        return Description(f"{self._headline()} at {self._settings()}", outcome, numbers, tables=[("", rows)])
+
+    def _headline(self) -> str:
+        return str(self.question)
+
+    def _settings(self) -> str:
+        """Return the settings in words."""
+        if len(self.names) != 1:
+            return f"{' x '.join(map(str, self.shape)) or 1} settings of {' and '.join(self.names) or 'the model'}"
+        kind = {"alpha": "alphas", MODELS: "models"}.get(self.parameter, f"values of {self.parameter}")
+        ends = "" if self.parameter == MODELS else f" from {self.at.min():g} to {self.at.max():g}"
+        return f"{self.at.size} {kind}{ends}"
+
+    def _rows(self) -> list[Row]:
+        """Return a header, and one row for every setting of one axis or none."""
+        columns = {k: self._columns[k] for k in self.shown or self._columns if k not in self.names}
+        rows: list[Row] = [(*self.names, *columns, "status")]
+        for index in np.ndindex(self.shape):
+            texts = [f"{axis[k]:.4g}" for axis, k in zip(self.axes, index, strict=True)]
+            for values, bars in columns.values():
+                value = values[index]
+                is_text = value.dtype.kind in "Ub"
+                texts.append(
+                    str(value) if is_text else entries(*by_token(value, 0 * value if bars is None else bars[index]))
+                )
+            status, reason = Status.name_of(self.status[index]), str(self.reason[index])
+            rows.append((*texts, f"{status}: {reason}" if reason else status))
+        return rows
+
+    def _map(self) -> tuple[list[Row], list[Row]]:
+        """Return the smallest and the largest main number, and its values over both axes, the first to the right."""
+        values, bars, (x, y) = self.values(), self.stderr(), self.axes
+        numbers: list[Row] = []
+        for word, index in (("smallest", np.nanargmin), ("largest", np.nanargmax)) if self.found.any() else ():
+            k = int(index(values))
+            numbers.append((word, with_error(values.flat[k], bars.flat[k]), f"at {self._place(k)}"))
+        more = ("...",) * (len(x) > _COLUMNS)
+        rows: list[Row] = [(rf"{self.names[1]} \ {self.names[0]}", *(f"{a:.4g}" for a in x[:_COLUMNS]), *more)]
+        for j, value in enumerate(y):
+            rows.append((f"{value:.4g}", *map(with_error, values[:_COLUMNS, j], bars[:_COLUMNS, j]), *more))
+        return numbers, rows
+
+    def plot(self, number: str | None = None, *, ax: Any = None, **options: Any) -> Any:
+        """Draw lines along the only axis, or a map over two axes; see `plotting.theory` and `plotting.diagrams`.
+
+        Args:
+            number: name of the number to draw, as in `values`, in place of what is drawn by default.
+            ax: matplotlib axes to draw on instead of a new figure: one for each panel, or a dict of some of them by
+                the names of the panels.
+            options: other arguments of the picture, such as `optimal` for states along alpha.
+
+        Returns:
+            The figure, or `ax`.
+
+        Raises:
+            InputError: the table has no axis.
+        """
+        from ..plotting import diagrams, theory
+
+        require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
+        one, two = self.figures if number is None else Table.figures
+        figure = getattr(theory, one) if len(self.names) == 1 else getattr(diagrams, two)
+        return figure(self, ax=ax, **({} if number is None else {"number": number}), **options)
+
+
+def _reader(number: Reader) -> Callable[[Any], Any]:
+    return attrgetter(number) if isinstance(number, str) else number
+
+
+def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]]:
+    """Return all numbers of a state, or of a batch (*batch, ...), by name: means and error bars.
+
+    They are NaN where there is no state, but for those in `_ALWAYS`.
+    """
+    missing, means, bars = ~np.asarray(states.exists), states.mean.numbers(), states.stderr.numbers()
+
+    def column(name: str, values: Any) -> Float[np.ndarray, "..."]:
+        values = np.asarray(values, float)
+        absent = np.reshape(missing, (*missing.shape, *[1] * (values.ndim - missing.ndim)))
+        return values if name in _ALWAYS else np.where(absent, np.nan, values)
+
+    return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
+
+
+def entries_by_name(name: str, values: Any) -> dict[str, Any]:
+    """Return the entries of an order parameter by name, or the one number that it has."""
+    flat = np.ravel(values)
+    return {name + (f"_{n}" if flat.size > 1 else ""): value for n, value in enumerate(flat)}
+
+
+def dataset(
+    coordinates: Mapping[str, Any],
+    numbers: Mapping[str, tuple[Any, ...]],
+    labels: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> Any:
+    """Return an xarray dataset of means, error bars (suffix _stderr) and labels; needs the extra `xarray`.
+
+    The attributes of `status` explain its integers as the CF conventions prescribe.
+
+    Args:
+        coordinates: values of the axes that all numbers have, by name; those of order parameters follow.
+        numbers: means and error bars by name.
+        labels: what has no error bar, over all coordinates, or as (dimensions, values).
+        attrs: what JSON can hold.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from error
+
+    dims, data = tuple(coordinates), dict[str, Any]()
+    for name, (means, bars) in numbers.items():
+        axes = dims + ORDER_AXES.get(name, ())
+        data |= {name: (axes, means), f"{name}_stderr": (axes, bars)}
+    flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
+    for name, values in labels.items():
+        label_dims, array = values if isinstance(values, tuple) else (dims, values)
+        data[name] = (label_dims, array, flags if name == "status" else {})
+    return xarray.Dataset(data, dict(coordinates), {name: json.dumps(value) for name, value in attrs.items()})
