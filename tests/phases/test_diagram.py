@@ -70,6 +70,18 @@ def test_error_bars_contain_what_cells_are_too_few_for():
     assert np.all(error > 1e-6) and np.all(error < 2 * boundary.stderr()) and np.all(boundary.stderr() < 0.1)
 
 
+def test_an_event_that_is_not_found_in_the_grid():
+    """Below the crossings there is neither event, and the tables say so; nor is there one without alpha."""
+    cells = {k: a[:, :, :4] for k, a in made.cells_of(known_diagram()).items()}
+    diagram = made.diagram(("alpha", ALPHA[:4]), ("omega", OMEGA[1:]), {k: a[:, 1:] for k, a in cells.items()})
+    for table in (diagram.alpha_c(), diagram.alpha_l()):
+        assert np.isnan(table.alpha).all() and table.status_name == ["absent"] * 2
+        assert table.failures[0] == f"omega = 0.3: there is no {table.event} between the cells"
+    other = made.diagram(("sigma", ALPHA[:4]), ("omega", OMEGA), cells)
+    with pytest.raises(ta.InputError, match="alpha must be one of the axes"):
+        other.alpha_c()
+
+
 def test_alpha_l_at_the_exchange():
     """If the semantic branch beats the baseline wherever it exists, alpha_l is alpha_c."""
     diagram = known_diagram()

@@ -285,10 +285,8 @@ class LandscapeTable(Table):
         return bool(cell.ok)
 
     def _read(self, cell: Any) -> dict[str, tuple[Any, Any]]:
-        numbers = {
-            name: (float(getattr(cell.mean, name)), float(getattr(cell.stderr, name))) for name in Landscape.SHOWN
-        }
-        return {"label": (int(cell.label), None), **numbers}
+        values, bars = cell.numbers()
+        return {"label": (int(cell.label), None), **{k: (float(a), float(bars[k])) for k, a in values.items()}}
 
     def _map(self) -> tuple[list[Row], list[Row]]:
         labels, counts = np.unique(self.label[self.found], return_counts=True)

@@ -186,20 +186,14 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
         rows: indices into the y axis of the diagram.
     """
     (x_name, x), (y_name, y), exists = diagram.x, diagram.y, diagram.exists
+    branches, minimum = (diagram.positional, diagram.semantic), diagram.global_minimum
+    uninformed = diagram.winner == _UNINFORMED
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
     options: dict[str, Any] = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
     with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
         for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
-            branches = diagram.positional, diagram.semantic
-            value, bar = (
-                np.stack([getattr(part, name) for part in parts])
-                for parts in ([branch.mean for branch in branches], [branch.stderr for branch in branches])
-            )
-            value, minimum, uninformed = (
-                np.where(exists, value, np.nan),
-                diagram.global_minimum,
-                diagram.winner == _UNINFORMED,
-            )
+            value = np.where(exists, [getattr(branch.mean, name) for branch in branches], np.nan)
+            bar = np.stack([getattr(branch.stderr, name) for branch in branches])
             panel_row[0].set_ylabel(LABELS[name])
             for axis, row in zip(panel_row, rows, strict=True):
                 is_labelled = axis is axes[1, 0]  # the only panel that adds labels to the legend
