@@ -59,7 +59,8 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
-    return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, jnp.asarray(status), branches, event)
+    numbers = jnp.asarray(alpha), jnp.asarray(0.01), jnp.asarray(status), model, bars
+    return ta.Transition(*numbers, branches=branches, event=event)
 
 
 def finished_path(result):

@@ -11,7 +11,7 @@ passing and training follow from it. The public functions by task:
     iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
-    many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, event_map
+    many settings   sweep, trace_branch, trace_boundary, intersections, phase_diagram, event_map
     files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
@@ -106,24 +106,28 @@ from .model.layers import (
 from .model.model import Model as Model, Preimages as Preimages, orbit as orbit
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.penalties import L1 as L1, Penalty as Penalty
-from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
+from .phases.arclength import BranchPath as BranchPath, trace_branch as trace_branch
+from .phases.best import BestRidge as BestRidge, best_ridge as best_ridge
 from .phases.best_curve import BestCurve as BestCurve
-from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge
 from .phases.boundaries import (
     Boundary as Boundary,
     Intersection as Intersection,
     intersections as intersections,
 )
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
-from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
 from .phases.event_map import EventMap as EventMap, event_map as event_map
 from .phases.events import EVENTS as EVENTS, Event as Event, Transition as Transition
 from .phases.follow import Curve as Curve
 from .phases.grid import phase_diagram as phase_diagram
-from .phases.locate import Guess as Guess, find_event as find_event
 from .phases.sweep import sweep as sweep
 from .phases.trace import trace_boundary as trace_boundary
-from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
+from .phases.transitions import (
+    BranchEnd as BranchEnd,
+    branch_ends as branch_ends,
+    critical_alpha as critical_alpha,
+    find_event as find_event,
+    linear_crossing as linear_crossing,
+)
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
 from .rsb.transitions import (

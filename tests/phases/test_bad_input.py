@@ -12,6 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.files import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
+from tiedattn_jax.phases.locate import Guess
 from tiedattn_jax.theory.solve import Problem
 
 
@@ -19,9 +20,9 @@ from tiedattn_jax.theory.solve import Problem
 def defaults(model, lines, semantic_states):
     """Arguments that every function accepts, by the function's name."""
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
-    start = ta.Guess(1.0, (x,))
+    start = Guess(1.0, (x,))
     states = [ta.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
-    transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
+    transition = ta.Transition(alpha, alpha, jnp.array(0), branches=tuple(states))
     return {
         "sweep": {"model": model, "along": [1.0], "branch": "semantic", "nodes": lines},
         "phase_diagram": {"model": model, "x": [1.0, 2.0], "y": [0.3], "nodes": lines},
@@ -37,7 +38,6 @@ def defaults(model, lines, semantic_states):
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": ta.Curve("semantic", tuple(states[1:])), "nodes": lines},
-        "folds_of": {"paths": []},
         "event_map": {"model": with_omega, "x": [0.3, 0.4], "y": [0.5, 0.6], "nodes": lines},
     }
 
@@ -152,7 +152,6 @@ BAD = [
     ("phase_diagram", {"out": "/dev/null/here"}, "out"),
     ("phase_diagram", {"out": 5}, "out"),
     ("phase_diagram", {"resume": True}, "out"),
-    ("folds_of", {}, "paths"),
     ("phase_diagram", {"resume": "no"}, "resume"),
     ("find_event", {"sensitivities": "no"}, "sensitivities"),
     ("trace_boundary", {"sensitivities": 0}, "sensitivities"),

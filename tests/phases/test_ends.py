@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases import ends as ends_module
+from tiedattn_jax.model.parameters import Parameter
+from tiedattn_jax.phases import transitions as ends_module
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,11 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     """Return the ends of a curve whose events lie at given places, and the events requested, in order."""
     requests = []
 
-    def find_event(event, model, guess, nodes, settings, sensitivities):
-        assert model is curve.points[0].model and nodes is lines and settings is options and sensitivities is True
+    def find_event(event, search, guess, *, exact):
+        assert search == (curve.points[0].model, lines, options, Parameter("alpha"), None) and exact is True
         requests.append((event.name.removeprefix("semantic "), guess))
         alpha = places[requests[-1][0]]
-        return made.finished_path(guess.alpha if alpha == "near" else alpha)
+        return made.finished_path(guess.at if alpha == "near" else alpha)
 
     def uninformed(self, point, guess):
         assert guess.exists and float(point.alpha) in curve.alphas
@@ -76,7 +77,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
 
     options = ta.Settings(tol=3e-4)
-    monkeypatch.setattr(ends_module, "locate_path", find_event)
+    monkeypatch.setattr(ends_module, "event_path", find_event)
     monkeypatch.setattr(ends_module, "transition_of", transition)
     monkeypatch.setattr(ends_module._Ends, "uninformed", uninformed)
     return ta.branch_ends(curve, lines, settings=options, sensitivities=True), requests
@@ -112,7 +113,7 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
     assert [name for name, _ in requests] == ["fold"] and (requests[0][1].low, requests[0][1].high) == pytest.approx(
         (0.1, 0.8)
     )
-    assert requests[0][1].alpha == 0.6
+    assert requests[0][1].at == 0.6
     assert (end.kind, end.side, end.direction) == ("fold", "lower", "theta")
     assert (end.alpha, end.stderr, end.transition.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
 
@@ -124,7 +125,7 @@ def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     ends, requests = located(monkeypatch, lines, curve, 0.5, fold="near")
     assert [(e.side, e.kind, e.alpha) for e in ends] == [("lower", "fold", 0.6), ("upper", "fold", 1.0)]
     assert [name for name, _ in requests] == ["fold", "fold"]
-    np.testing.assert_allclose([(n.alpha, n.low, n.high) for _, n in requests], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
+    np.testing.assert_allclose([(n.at, n.low, n.high) for _, n in requests], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -144,7 +145,7 @@ def test_where_stability_is_lost(monkeypatch, lines):
     ends, requests = located(monkeypatch, lines, curve, 1.75, pitchfork=0.7, instability=0.76)
     assert [e.kind for e in ends] == ["pitchfork", "instability"]
     guess = requests[1][1]
-    assert (guess.alpha, guess.low, guess.high, guess.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
+    assert (guess.at, guess.low, guess.high, guess.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
     assert guess.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5
 
 

@@ -8,7 +8,8 @@ import pytest
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases import transitions
+from tiedattn_jax.phases import locate, transitions
+from tiedattn_jax.phases.events import EVENTS
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +96,18 @@ def test_linear_crossing(model, lines, critical, start):
         np.testing.assert_allclose(derive(lambda sigma: transition_at(sigma).alpha)(model.sigma), derivative, rtol=1e-9)
 
 
-def test_linear_crossing_finds_the_transition_itself(model, lines, critical):
-    requests = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transitions, "critical_alpha", lambda *a, **options: requests.append((a, options)) or critical)
-        crossing = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
-    ((_, nodes), options) = requests[0]
-    assert nodes is lines and options["bracket"] == (0.5, 3.0) and abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
+def test_linear_crossing_finds_the_transition_itself(model, lines, critical, monkeypatch):
+    """alpha_c is searched with the rule and the bracket of alpha_l, whose number is also the one with alpha_c given."""
+    requests, alpha_c = [], transitions._alpha_c
+
+    def searched(search, bracket, guess=None):
+        requests.append((search.nodes is lines, bracket, guess))
+        return alpha_c(search, bracket, guess)
+
+    monkeypatch.setattr(transitions, "_alpha_c", searched)
+    crossing = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
+    assert requests == [(True, (0.5, 3.0), None)] and abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
+    np.testing.assert_allclose(crossing.alpha, ta.linear_crossing(model, critical, lines).alpha, rtol=1e-6)
 
 
 def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypatch):
@@ -109,10 +115,10 @@ def test_a_crossing_outside_the_range_is_absent(model, lines, critical, monkeypa
 
     This holds also if all nodes have a zero at the end where it stopped.
     """
-    guess = transitions.guess_of(transitions.EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
+    guess = locate.guess_of(EVENTS["alpha_c"], critical.branches, 0.1, 4.0)
     for converged, status in ((True, critical.status), (False, ta.Status.absent)):
         monkeypatch.setattr(
-            transitions, "_coarse_alpha_c", lambda *_, converged=converged: made.finished_path((guess, converged))
+            locate, "_coarse_guess", lambda *_, converged=converged: made.finished_path((guess, converged))
         )
         assert int(ta.critical_alpha(model, lines).status) == int(status)
 

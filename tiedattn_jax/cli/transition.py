@@ -14,11 +14,10 @@ from ..base.files import csv_of
 from ..bayes.fixed_points import bayes
 from ..bayes.thresholds import Recovery, perfect_recovery, weak_recovery
 from ..model.overlaps import PAIR
-from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
 from ..phases.follow import Curve
 from ..phases.sweep import sweep
-from ..phases.transitions import critical_alpha, linear_crossing
+from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
 from .options import MODEL, OPTIMAL, averages, model_of, nodes_of, subcommand
 from .report import Report, png, progress_bars

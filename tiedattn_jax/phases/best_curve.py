@@ -14,7 +14,7 @@ from jaxtyping import Float
 from ..base.arrays import Number
 from ..base.report import Description, Printed, Row, with_error
 from ..model.parameters import Parameter
-from .best_ridge import BestRidge
+from .best import BestRidge
 from .boundaries import MODELS
 
 
@@ -70,12 +70,12 @@ class BestCurve(Printed):
     def _slope(self, point: BestRidge, value: float) -> float:
         """Return the derivative of the smallest test error in the parameter; NaN between models of a list."""
         if self.parameter == "alpha":
-            assert point.gen_error_by_alpha is not None
-            return float(point.gen_error_by_alpha.value)
+            assert point.gen_error.by_alpha is not None
+            return float(point.gen_error.by_alpha.value)
         if self.parameter == MODELS:
             return np.nan
-        assert point.gen_error_sensitivities is not None
-        return Parameter(self.parameter).slope(point.gen_error_sensitivities, point.state.model, value)
+        assert point.gen_error.sensitivities is not None
+        return Parameter(self.parameter).slope(point.gen_error.sensitivities, point.state.model, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names, the values of the parameter, the jumps, and every `BestRidge.to_dict`."""
@@ -93,7 +93,7 @@ class BestCurve(Printed):
             solved += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         rows: list[Row] = [(self.parameter, self.number, "gen_error", "branch", "place", "status")]
         for value, point in zip(self.at, self.points, strict=True):
-            numbers = with_error(point.value, point.stderr), str(point.gen_error)
+            numbers = (with_error(a.value, a.stderr) for a in (point, point.gen_error))
             branch = str(point.state.branch) if point.states else ""
             rows.append((f"{value:g}", *numbers, branch, point.place, point.status_name))
         return Description(headline, solved, tables=[("", rows)])

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.arrays import AnyArray
 from ..base.errors import InputError, require
 from ..base.report import Description, Result, Status, with_error
 
@@ -25,7 +24,6 @@ INTERSECTIONS = {
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
 MODELS = "model"  # parameter of a sweep over a list of models: the index in the list
-ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with the baseline event of a branch or with alpha_c
 
 
 class Boundary(Result):
@@ -159,14 +157,3 @@ def intersections(boundaries: Iterable[Boundary]) -> list[Intersection]:
         ),
         key=lambda meeting: meeting.value,
     )
-
-
-def baseline_branch(
-    early: bool | Bool[AnyArray | np.bool, "*shape"], late: bool | Bool[AnyArray | np.bool, "*shape"]
-) -> Int[np.ndarray, "*shape"]:
-    """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
-
-    Args:
-        early, late: whether the positional and the semantic state beat the linear baseline at alpha_c.
-    """
-    return np.where(early, 0, np.where(late, 1, 2))

@@ -14,7 +14,8 @@ from ..base.errors import InputError, require_choice
 from ..base.files import Tabular
 from ..base.report import Average, Description, Result, Status, error_bar, has_state, quorum, with_error
 from ..model.overlaps import PAIR
-from .boundaries import ALPHA_L, Boundary, baseline_branch
+from .boundaries import Boundary
+from .events import ALPHA_L, baseline_branch
 from .labelled import ORDER_AXES, columns, dataset
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays

@@ -24,19 +24,16 @@ from ..theory.paths import Failure, Path
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from ..theory.thresholds import Threshold
+from .best import best_of, best_path, prepared_task
 from .best_curve import BestCurve
-from .best_places import best_path
-from .best_ridge import best_of, prepared_search
-from .boundaries import ALPHA_L, MODELS, Boundary
-from .events import EVENTS, Transition, event_of
+from .boundaries import MODELS, Boundary
+from .events import ALPHA_L, EVENTS, Transition, event_of
 from .follow import CURVE_SETTINGS, Curve, Progress, silent, walk
 from .independent import THRESHOLDS, collected, run_settings, thresholds_of
 from .inputs import check_top_level, prepared
-from .locate import Guess, locate_path, transition_of
-from .trace import SEARCH, first_sign_change
-from .transitions import RANGE, critical_path, crossing_path
+from .locate import Search
+from .transitions import transition_path
 
-_SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
 # Numbers in a list, a range or an array.
 Numbers: TypeAlias = Sequence[float] | Real[GivenArray, " A"]
 
@@ -159,7 +156,7 @@ def events_of(
     rule, tolerances = prepared(models[0], nodes, settings)
     _check_others(models)
     event_of("semantic baseline" if event == ALPHA_L else event, models[0])
-    return run_settings([_event(m, event, rule, tolerances) for m in models], names, progress)
+    return run_settings([transition_path(event, Search(m, rule, tolerances)) for m in models], names, progress)
 
 
 def _check_others(models: list[Model]) -> None:
@@ -184,13 +181,13 @@ def _best(
     """Find the best value of a number at every setting."""
     if best == parameter:
         raise InputError("best", f"must be another number than the one that changes, got best={best!r}")
-    task = prepared_search(models[0], branch, nodes, best, bracket, settings, SIZES["curve"])
+    task = prepared_task(models[0], branch, nodes, best, bracket, settings, SIZES["curve"])
     _check_others(models)
     alphas = _alphas(models[0], alpha, len(models))
-    tasks = [task._replace(model=m, alpha=a) for m, a in zip(models, alphas, strict=True)]
+    tasks = [task.at(m, a) for m, a in zip(models, alphas, strict=True)]
     names = [f"{parameter} = {value:g}" for value in grid]
     results = run_settings([best_path(each) for each in tasks], names, progress)
-    points = [best_of(each, branch, r) for each, r in zip(tasks, results, strict=True)]
+    points = [best_of(each, r) for each, r in zip(tasks, results, strict=True)]
     failures = [f"{name}: {r.reason}" for name, r in zip(names, results, strict=True) if isinstance(r, Failure)]
     return BestCurve(best, branch, tuple(points), parameter, grid, tuple(failures))
 
@@ -289,41 +286,3 @@ def _solved_point(
     """Path of `solve` at one setting; returns a `FixedPoint`."""
     states, _, _ = yield from default_path(model, alpha, branch, rule, None, settings, fallback=fallback)
     return FixedPoint(model, alpha, states, branch)
-
-
-def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
-    """Path that finds an event of one model without a guess; returns a `Transition`.
-
-    Raises:
-        InputError: the event does not happen.
-    """
-    if event in ("alpha_c", ALPHA_L):
-        zero = yield from critical_path(model, nodes, RANGE, None, settings)
-        critical = transition_of(EVENTS["alpha_c"], model, zero)
-        return (yield from crossing_path(model, critical, nodes, RANGE, settings)) if event == ALPHA_L else critical
-    definition = event_of(event, model)
-    if definition.value is None:
-        guess = yield from _fold_guess(definition.branches[0], model, nodes, settings)
-    else:
-        try:
-            guess = yield from first_sign_change(definition, model, SEARCH, nodes, settings)
-        except InputError:
-            raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
-    zero = yield from locate_path(definition, model, guess, nodes, settings, True)
-    return transition_of(definition, model, zero)
-
-
-def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
-    """Path that follows a branch down in alpha until it is lost; returns a `Guess` for the fold expected there.
-
-    Raises:
-        InputError: the branch is not lost.
-    """
-    last: FixedPoint | None = None
-    for step in walk(model, list(SEARCH), branch, nodes, settings):
-        point = yield step
-        if last is not None and last.exists and not point.exists:
-            low, high = float(point.alpha), float(last.alpha)
-            return Guess(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
-        last = point
-    raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")

@@ -20,11 +20,11 @@ from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
-from ..phases.boundaries import baseline_branch
-from ..phases.events import EVENTS, Transition
-from ..phases.locate import find_zero, guess_of, root_derivatives, with_sensitivities
+from ..phases.events import EVENTS, Transition, baseline_branch
+from ..phases.locate import Search, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
+from ..theory.quantities import with_sensitivities
 from ..theory.solve import solve_checked
 from ..theory.states import FixedPoint
 from .fixed_points import ORDER, OneRSBPoint, check_breaking, lines_1rsb, solve_1rsb
@@ -195,19 +195,17 @@ def linear_crossing_1rsb(
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(find_zero(event, primal, guess, lines_1rsb(primal, **rule), Settings(), exact=True, tol=_FINAL))
+    zero = run_one(zero_path(event, Search(primal, lines_1rsb(primal, **rule), Settings()), guess, tol=_FINAL))
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
-    alpha = zero.alpha - jnp.mean(excess(primal, zero.alpha)[0] / zero.by_alpha)
+    alpha = zero.at - jnp.mean(excess(primal, zero.at)[0] / zero.slopes)
     (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(primal, alpha)
     value = point.rs.replicates.gen_error_linear - point.replicates.gen_error
-    shifts = alpha - value / by_alpha - (zero.alpha - zero.value / zero.by_alpha)
-    slopes, rs_slopes = (
-        root_derivatives(*partials)[0] for partials in ((by_model, by_alpha), (zero.by_model, zero.by_alpha))
-    )
+    shifts = alpha - value / by_alpha - (zero.at - zero.value / zero.slopes)
+    slopes, rs_slopes = (root_rates(*partials) for partials in ((by_model, by_alpha), (zero.rates, zero.slopes)))
     return _moved(model, rs, (point,), shifts, jax.tree.map(jnp.subtract, slopes, rs_slopes))
 
 
@@ -231,7 +229,7 @@ def _moved(
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
     alpha = with_sensitivities(rs.alpha[None], rs_slopes, model)[0]
     return OneRSBTransition(
-        rs=dataclasses.replace(rs, alpha=alpha),
+        rs=dataclasses.replace(rs, value=alpha),
         branches=branches,
         shifts=with_sensitivities(shifts, slopes, model),
         sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
@@ -253,4 +251,4 @@ def _shift_sensitivities(broken: Sequence[OneRSBPoint], shifted: Sequence[FixedP
     by_model, by_alpha = jax.tree.map(
         lambda broken, shifted, rs: broken + shifted - rs, broken_partials, shifted_partials, rs_partials
     )
-    return difference(root_derivatives(by_model, by_alpha)[0], root_derivatives(*rs_partials)[0])
+    return difference(root_rates(by_model, by_alpha), root_rates(*rs_partials))

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.arrays import StateArray
-from ..base.report import Average, Result, Row, Status, entries, error_bar
+from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, with_error
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order
@@ -91,6 +91,11 @@ class Quantity(Result):
             return []
         values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
+
+    def describe(self) -> Description:
+        by_alpha = [] if self.by_alpha is None else [("d/dalpha", str(self.by_alpha))]
+        number, details = with_error(self.value, self.stderr), self.sensitivity_rows(numbers_by_name)
+        return Description("", self.status_name, [("value", number)], by_alpha + details)
 
 
 def numbers_by_name(model: Model) -> dict[str, Any]:
