@@ -168,7 +168,7 @@ def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, ex
         for b, x in zip(PAIR, starts, strict=True)
     ]
     error = Zero(np.exp(-5.2), (), np.ones(4), None, np.full(4, outcome))
-    optima = {k: SimpleNamespace(kind=k, error=error) for k in ("inside", "transition")}
+    optima = {k: SimpleNamespace(kind=k, error=error, value=np.exp(-5.2)) for k in ("inside", "transition")}
 
     def losses(event, search, value, xs):
         assert event.name == "alpha_c" and value == np.exp(-5.2) and xs == starts and search is task.search
@@ -244,9 +244,8 @@ def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True,
     rates = jax.tree.map(lambda a: np.full((4, *a.shape), 8.0), (model, jnp.ones(())))
     zero = Zero(np.asarray(value), (states,), 4.0 * STEPS, rates, np.full(4, -4.0 / value), converged=converged)
     zero = zero._replace(rates=jax.tree.map(np.asarray, rates))
-    at = value * np.mean(np.exp(STEPS))
     error_rates = jax.tree.map(lambda a: np.full_like(a, 3.0), rates)
-    error = Zero(np.asarray(at), (states,), 1e-3 * np.array([1.0, 1.1, 0.9, 1.0]), error_rates, np.zeros(4))
+    error = Zero(zero.at, (states,), 1e-3 * np.array([1.0, 1.1, 0.9, 1.0]), error_rates, np.zeros(4))
     return Optimum(kind, branch, zero, error, dict.fromkeys(PAIR[:: 1 - 2 * branch][:count], states))
 
 

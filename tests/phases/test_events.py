@@ -15,6 +15,7 @@ from cases import ALPHA_C, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
+from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS, baseline_branch
 from tiedattn_jax.phases.locate import (
@@ -23,6 +24,7 @@ from tiedattn_jax.phases.locate import (
     Zero,
     crossings,
     event_number,
+    event_path,
     find_zero,
     guess_of,
     number_of,
@@ -547,6 +549,22 @@ def test_a_fold_and_its_sensitivities(order, tol):
         moved = ta.dot_product(omega=0.235 + step)
         alphas.append(float(ta.find_event(moved, "positional fold", rule, start=guess, sensitivities=False).alpha))
     np.testing.assert_allclose((alphas[0] - alphas[1]) / 2e-3, transition.sensitivities.omega, rtol=tol)
+
+
+@pytest.mark.long
+def test_a_fold_along_another_number():
+    """The fold in alpha at omega = .235 is one in omega at its alpha, where d omega / d alpha is the inverse slope."""
+    model, event = ta.dot_product(omega=0.235), EVENTS["positional fold"]
+    rule, settings = one_replicate(model, 5), ta.Settings()
+    x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
+    fold = run_one(event_path(event, Search(model, rule, settings), Guess(2.1, (x,), low=2.05, high=2.3)))
+    alpha = jnp.asarray(fold.at[0])
+    x = ta.solve(ta.dot_product(omega=0.24), alpha, "positional", rule, start=x).overlaps
+    search = Search(model, rule, settings, Parameter("omega"), alpha)
+    other = run_one(event_path(event, search, Guess(0.24, (x,), low=0.23, high=0.25)))
+    np.testing.assert_allclose(other.at, 0.235, rtol=1e-4)
+    _, by_alpha = other.rates
+    np.testing.assert_allclose(-by_alpha / other.slopes, -fold.slopes / fold.rates.omega, rtol=1e-3)
 
 
 START = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.04, 11.0, 0.0)), 0.21 * jnp.array([[1.0], [-1.0]]))

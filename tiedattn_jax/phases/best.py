@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -252,9 +251,9 @@ class Optimum(NamedTuple):
         kind: see `PLACES`.
         branch: index of the branch in the task.
         zero: the event that defines the place, near it.
-        error: test error of the branch at the mean of the place over the replicates, with its derivatives.
-        states: the states there by the name of their branch: those of the branch and, at a transition, those of the
-            other branch; empty before `best_path` adds them.
+        error: test error of the branch there, with its derivatives.
+        states: the states at `value` by the name of their branch: those of the branch and, at a transition, those of
+            the other branch; empty before `best_path` adds them.
     """
 
     kind: str
@@ -262,6 +261,11 @@ class Optimum(NamedTuple):
     zero: Zero
     error: Zero
     states: dict[str, State]
+
+    @property
+    def value(self) -> float:
+        """The number: the mean over the replicates."""
+        return float(np.nanmean(values_of(self.zero)))
 
 
 def best_path(task: Task) -> Path:
@@ -274,13 +278,12 @@ def best_path(task: Task) -> Path:
     optima = [optimum for optimum in (yield paths) if optimum is not None]
     if not optima:
         return None
-    best = min(optima, key=lambda optimum: (not optimum.zero.converged, float(np.nanmean(optimum.error.value))))
-    states = {walks[best.branch].branch: best.error.states[0]}
-    if best.kind == "transition":
-        other, value = walks[1 - best.branch].branch, float(best.error.at)
-        start = best.zero.states[1 - best.branch].overlaps
-        states[other] = yield from task.search.problem(value, other).solve_replicates(start)
-    return best._replace(states=states)
+    best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
+    found = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
+    problems = [task.search.problem(best.value, walk.branch) for walk in found]
+    starts = [walk.nearest(np.log(best.value)) for walk in found]
+    states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
+    return best._replace(states={walk.branch: state for walk, state in zip(found, states, strict=True)})
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
@@ -301,9 +304,9 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
         return optimum if falls else (yield from _inside(task, walk, place))
     if place.kind == "inside":
         optimum = yield from _inside(task, walk, place)
-        if optimum is not None and crossing is not None and abs(np.log(optimum.error.at) - crossing) < _CLOSE:
-            starts = [w.nearest(np.log(optimum.error.at)) for w in walks]
-            losses = yield from event_number(EVENTS["alpha_c"], task.search, float(optimum.error.at), starts)
+        if optimum is not None and crossing is not None and abs(np.log(optimum.value) - crossing) < _CLOSE:
+            starts = [w.nearest(np.log(optimum.value)) for w in walks]
+            losses = yield from event_number(EVENTS["alpha_c"], task.search, optimum.value, starts)
             lead = np.nanmean(losses.value) if losses.is_known else 0.0
             if (lead if place.branch == 0 else -lead) > 0:  # the other branch has the lower loss
                 optimum = yield from _at_transition(task, walks, place, crossing)
@@ -312,8 +315,8 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
     error = yield from _error(task, walk.branch, float(np.exp(place.x)), walk.nearest(place.x))
     if not error.is_known:
         return None
-    at_rest, one = jax.tree.map(np.zeros_like, error.rates), np.ones_like(error.value)
-    zero = Zero(error.at, error.states, 0 * error.value, at_rest, one, converged=True)
+    at_rest, slopes = jax.tree.map(np.zeros_like, error.rates), -np.ones_like(error.value)  # derivatives 0, not -0
+    zero = Zero(error.at, error.states, 0 * error.value, at_rest, slopes, converged=True)
     return Optimum(place.kind, place.branch, zero, error, {})
 
 
@@ -325,55 +328,50 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
     """
     guess = Guess(np.exp(x), tuple(walk.nearest(x) for walk in walks))
     zero = yield from zero_path(EVENTS["alpha_c"], task.search, guess)
-    return (yield from _with_error(task, walks[place.branch].branch, place.branch, "transition", zero))
+    if not zero.is_known:
+        return None
+    start = zero.states[place.branch].overlaps
+    error = yield from _error(task, walks[place.branch].branch, float(zero.at), start)
+    return Optimum("transition", place.branch, zero, error, {}) if error.is_known else None
 
 
 def _inside(task: Task, walk: Walk, place: Place) -> Path:
     """Path that finds a zero of the slope of the error; returns an `Optimum`, or None if a state is lost.
 
-    The first steps use the coarse replicate, and begin with the curvature of the spline through its walk. Such a step
-    needs one look of one replicate; a later step needs three looks of all replicates.
+    The first steps use the coarse replicate and the curvature of the spline through its walk. Such a step needs one
+    look of one replicate; a later step needs three looks of all replicates.
     """
     value, (low, high) = float(np.exp(place.x)), task.bracket
-    slope = abs(place.curvature) / value
-    guess = Guess(value, (walk.nearest(place.x),), slope, low, high, reach=_LONGEST_STEP)
-    look = partial(_stationary, task, walk.branch)
-    first = yield from find_zero(partial(look, coarse=True), guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
+    errors: dict[float, Zero] = {}
+    guess = Guess(value, (walk.nearest(place.x),), low=low, high=high, reach=_LONGEST_STEP)
+
+    def coarse_look(value: float, xs: Sequence[Overlaps]) -> Path:
+        error = yield from _error(task, walk.branch, value, *xs, coarse=True)
+        slope = abs(place.curvature) / value  # of the derivative in x
+        return error._replace(value=value * error.slopes, rates=None, slopes=np.full_like(error.slopes, slope))
+
+    def look(value: float, xs: Sequence[Overlaps]) -> Path:
+        """Path that returns the derivative of the error in x as a `Zero`."""
+        # The middle look gives the derivative, the outer ones the second derivatives.
+        values = value * np.exp([-_OFFSET, 0.0, _OFFSET])
+        before, middle, after = looks = yield [_error(task, walk.branch, float(v), *xs) for v in values]
+        errors[float(middle.at)] = middle
+        by_x = [v * look.slopes for v, look in zip(values, looks, strict=True)]
+        rates = jax.tree.map(lambda a, b: (b - a) / (2 * _OFFSET), before.rates, after.rates)
+        slopes = (by_x[2] - by_x[0]) / (2 * _OFFSET * value)
+        return middle._replace(value=by_x[1], rates=rates, slopes=slopes)
+
+    first = yield from find_zero(coarse_look, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
     if first.is_known:
         overlaps = indexed(first.states[0].overlaps, 0)
         value = float(np.clip(first.at - first.value[0] / first.slope, low, high))
         guess = guess._replace(at=value, overlaps=(overlaps,))
     zero = yield from find_zero(look, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
-    step = np.nanmean(zero.value) / (zero.at * zero.slope) if zero.is_known else np.nan
-    zero = zero._replace(converged=bool(zero.slope > 0 and abs(step) < _TOLERANCE))
-    return (yield from _with_error(task, walk.branch, place.branch, "inside", zero))
-
-
-def _stationary(task: Task, branch: str, value: float, xs: Sequence[Overlaps], *, coarse: bool = False) -> Path:
-    """Path that returns the derivative of the error of a branch in x as a `Zero`, with derivatives unless coarse."""
-    if coarse:
-        error = yield from _error(task, branch, value, *xs, coarse=True)
-        return error._replace(value=value * error.slopes, rates=None, slopes=np.full_like(error.slopes, np.nan))
-    # The middle look gives the derivative, the outer ones the second derivatives.
-    values = value * np.exp([-_OFFSET, 0.0, _OFFSET])
-    looks = yield [_error(task, branch, float(v), *xs) for v in values]
-    by_x = [v * look.slopes for v, look in zip(values, looks, strict=True)]
-    before, middle, after = looks
-    rates = jax.tree.map(lambda a, b: (b - a) / (2 * _OFFSET), before.rates, after.rates)
-    return middle._replace(value=by_x[1], rates=rates, slopes=(by_x[2] - by_x[0]) / (2 * _OFFSET * value))
-
-
-def _with_error(task: Task, name: str, branch: int, kind: str, zero: Zero) -> Path:
-    """Path that adds the test error of a branch at the place of an event; returns an `Optimum`, or None.
-
-    Args:
-        name, branch: name of the branch, and its index in the task.
-    """
     if not zero.is_known:
         return None
-    start = zero.states[min(branch, len(zero.states) - 1)].overlaps
-    error = yield from _error(task, name, float(np.nanmean(values_of(zero))), start)
-    return Optimum(kind, branch, zero, error, {}) if error.is_known else None
+    step = np.nanmean(zero.value) / (zero.at * zero.slope)
+    zero = zero._replace(converged=bool(zero.slope > 0 and abs(step) < _TOLERANCE))
+    return Optimum("inside", place.branch, zero, errors[float(zero.at)], {})
 
 
 def _error(task: Task, branch: str, value: float, start: Overlaps, *, coarse: bool = False) -> Path:
@@ -424,7 +422,7 @@ def best_of(task: Task, optimum: Optimum | Failure | None) -> BestRidge:
         status = Status.absent if optimum is None else Status.nonfinite
         nothing = Quantity.of(jnp.full((1,), jnp.nan, search.model.lam.dtype), status=status)
         return BestRidge(**vars(nothing), gen_error=nothing, place="nowhere", **fields)
-    at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.error.at)
+    at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.value)
     states = tuple(
         FixedPoint(at_value, fields["alpha"], jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
     )
