@@ -30,7 +30,7 @@ FLOOR = 0.1  # least relative size of the branch's order parameter at a minimum 
 def model_of(omega: float) -> ta.DotProduct:
     """Return the model at an omega; the classes have sigma^2 = .25 and .36."""
     return ta.dot_product(
-        omega, law=ta.SpectralLaw.of_classes([0.25, 0.36], SHARES, **VECTORS, teacher_means=[0.3, -0.3])
+        omega, spectrum=ta.SpectralLaw.of_classes([0.25, 0.36], SHARES, **VECTORS, teacher_means=[0.3, -0.3])
     )
 
 

@@ -62,7 +62,7 @@ def matrices(omega: float) -> ta.CausalDotProduct:
     covariances = np.stack([np.diag(spectrum) for spectrum in spectra])
     teacher = np.kron([[1.0], [-1.0]], rng.standard_normal((d, 1)))
     law = ta.SpectralLaw.from_matrices(covariances, encodings, teacher)
-    return ta.causal_dot_product(omega, law=law)
+    return ta.causal_dot_product(omega, spectrum=law)
 
 
 def cases() -> list[tuple[str, ta.Model, str, float]]:
@@ -91,8 +91,8 @@ def cases() -> list[tuple[str, ta.Model, str, float]]:
         ("4 tokens", tokens(4, 0.3), "semantic", 5.0),
         ("given matrices, causal", matrices(0.3), "semantic", 3.0),
         ("given matrices, causal", matrices(0.6), "positional", 4.0),
-        ("noisy fields", Noisy.of(), "semantic", 3.0),
-        ("noisy fields", Noisy.of(0.6), "positional", 4.0),
+        ("noisy fields", Noisy(), "semantic", 3.0),
+        ("noisy fields", Noisy(0.6), "positional", 4.0),
         ("sampled tokens", Sampled.of(0.1, **sampled), "semantic", 10.0),
         ("sampled tokens", Sampled.of(0.6, **sampled), "positional", 10.0),
     ]

@@ -73,7 +73,7 @@ LAYER = (
         "teacher": [[2.0]],
         "rank": 2,
         "penalty": ta.L1(0.1),
-        "law": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
+        "spectrum": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
         "dtype": "float32",
     },
 )
@@ -86,7 +86,7 @@ GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key
 CHANGES = {
     "dot_product": LAYER,
     "causal_dot_product": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
-    "untied_dot_product": (dict, {k: v for k, v in LAYER[1].items() if k != "law"} | {"teacher": 2 * np.eye(2)}),
+    "untied_dot_product": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
     "relu_attention": LAYER,
     "linear_attention": LAYER,
     "default_nodes": (lambda: {"model": model(), "n": 2048}, {"model": ta.untied_dot_product(), "n": 2**15, **RULE}),

@@ -441,7 +441,10 @@ CALLS = {
         "covariances must be an array of real numbers",
     ),
     "encodings complex": (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
-    "law complex": (lambda: ta.dot_product(law=complex_law()), "law must be a real number or an array of them"),
+    "law complex": (
+        lambda: ta.dot_product(spectrum=complex_law()),
+        "spectrum must be a real number or an array of them",
+    ),
     "teacher means complex": (
         lambda: ta.SpectralLaw.of_classes([1.0], {(0, 0): 1.0}, teacher_means=[0.1j]),
         "teacher_means must be an array of real numbers",

@@ -129,7 +129,7 @@ def test_fluctuating_norms_are_classes_of_tokens():
     normals, shares = np.polynomial.hermite_e.hermegauss(3)
     variances, shares = 0.25 * np.exp(2 * (spread * normals - spread**2)), shares / shares.sum()
     kinds = {(k, l): float(shares[k] * shares[l]) for k in range(3) for l in range(3)}
-    model = UnequalNorms.of(law=ta.SpectralLaw.of_classes(variances, kinds))
+    model = UnequalNorms(spectrum=ta.SpectralLaw.of_classes(variances, kinds))
     point = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**10, replicates=2))
     assert bool(point.ok)
     x, equal = point.overlaps, next(case for case in CASES if (case.alpha, case.branch) == (2.0, "semantic"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tiedattn_jax"
-ROOMS = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py")) if path.parent.name != "cli"]
+ROOMS = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py"))]
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)

@@ -32,7 +32,7 @@ for JSON. Results that have a picture draw it with `result.plot()`. Numbers foll
 double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
-from . import cli as cli, counting as histogram
+from . import counting as histogram
 from .averages.lines import line_nodes as line_nodes
 from .averages.nodes import (
     gauss_hermite_nodes as gauss_hermite_nodes,

@@ -70,7 +70,7 @@ _OFFSET = 0.02  # shift in alpha between points of different starts, so that the
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
     """Return the layer of a name in `STARTS`; for "value" it is the tied one, see `train_of`."""
     if kind == "correlated":
-        return ta.dot_product(omega=omega, law=correlated())
+        return ta.dot_product(omega=omega, spectrum=correlated())
     return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
 
 

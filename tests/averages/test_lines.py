@@ -273,7 +273,7 @@ def test_default_rule_is_as_large_as_asked(model):
     ]
     single = ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2)
     assert single.size == 2**10 and single.replicates == 2
-    for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy.of()):  # single nodes, all of one weight
+    for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy()):  # single nodes, all of one weight
         weight = ta.default_nodes(other, 2**10).stack.weight
         np.testing.assert_allclose(weight, weight.ravel()[0], rtol=1e-12)
     assert ta.default_nodes(other, 3000).size == ta.sobol_nodes(other, 2**12).size  # the nearest power of two

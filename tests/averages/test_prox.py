@@ -242,7 +242,7 @@ def test_a_temperature_scales_what_a_large_student_is():
         point = unit * jnp.asarray(h), jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y)
         return moreau(model, prox(model, *point).z, *point)
 
-    cold, plain = Tempered.of(*numbers), ta.dot_product(*numbers)
+    cold, plain = Tempered(*numbers), ta.dot_product(*numbers)
     np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
 
 

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Description, Replicated, classify, error_bar, has_state, mean_of_existing, quorum
+from tiedattn_jax.base.report import (
+    Description,
+    Replicated,
+    classify,
+    error_bar,
+    has_state,
+    mean_of_existing,
+    picture,
+    quorum,
+)
 
 
 class Replicates(eqx.Module):
@@ -82,3 +91,58 @@ def test_one_bad_replicate_spoils_its_lane_and_no_other(status):
 
 def test_names():
     assert ta.Status.name_of(1) == "stalled at the accuracy of the averages" and ta.Status.name_of(2) == "max steps"
+
+
+class Numbers(eqx.Module):
+    q: jax.Array
+    width: jax.Array
+    status: jax.Array
+
+
+class Listed(Replicated):
+    """A result that lists what it shows."""
+
+    batch_probe = "alpha", 0
+    SETTING = ("alpha",)
+    SHOWN = {"q": "", "width": "in metres"}  # noqa: RUF012
+    FLAGS = ("wide",)
+    alpha: jax.Array
+    replicates: Numbers
+    plot = picture("style.drawing", "the width against q", "left", "right", many=lambda self: [self])
+
+    @property
+    def title(self):
+        return f"thing at alpha = {self.alpha:g}"
+
+    @property
+    def wide(self):
+        return self.mean.width > 1
+
+    def details(self):
+        return [("wide", "", "yes" if self.wide else "no")]
+
+
+@pytest.fixture
+def listed():
+    numbers = Numbers(jnp.array([1.0, 1.2]), jnp.array([2.0, 2.0]), jnp.array([0, 1]))
+    return Listed(jnp.array(0.5), numbers)
+
+
+def test_a_result_reports_what_it_lists(listed):
+    bar = float(error_bar(jnp.array([1.0, 1.2])))
+    assert listed.to_dict() == {
+        "alpha": 0.5, "q": pytest.approx(1.1), "width": 2.0, "wide": True, "status": listed.status_name,
+        "stderr": {"q": pytest.approx(bar), "width": 0.0},
+    }  # fmt: skip
+    title, q, width, wide = str(listed).splitlines()
+    assert title == "thing at alpha = 0.5: stalled at the accuracy of the averages"
+    assert q.split()[:2] == ["q", "1.10(70)"] and "overlap of the student with itself" in q  # a meaning of `WORDS`
+    assert width.split() == ["width", "2", "in", "metres"] and wide.split() == ["wide", "yes"]
+
+
+def test_a_picture_is_drawn_by_its_figure(listed, monkeypatch):
+    from tiedattn_jax.plotting import style
+
+    monkeypatch.setattr(style, "drawing", lambda results, *, ax, **options: (results, ax, options), raising=False)
+    assert listed.plot(ax="axes", size=3) == ([listed], "axes", {"size": 3})
+    assert "`plotting.style.drawing`" in Listed.plot.__doc__ and "left, right" in Listed.plot.__doc__

@@ -22,7 +22,7 @@ def overlap(model, alpha, **options):
 
 
 def three_tokens(kind=ta.DotProduct):
-    return kind.of(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3))
+    return kind(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3))
 
 
 # Overlaps by inversion of alpha(q) with an adaptive quadrature.
@@ -31,7 +31,7 @@ def three_tokens(kind=ta.DotProduct):
     [
         (ta.dot_product(), 0.2, 0.0451504),
         (ta.dot_product(), 0.4, 0.5920117),
-        (Noisy.of(), 1.0, 0.6427555),
+        (Noisy(), 1.0, 0.6427555),
         (three_tokens(), 0.2, 0.4370078),
         (three_tokens(Noisy), 0.5, 0.5806438),
     ],
@@ -43,7 +43,7 @@ def test_overlaps(model, alpha, expected):
 
 def test_a_fixed_point_lies_on_the_curve_alpha_of_q(model):
     """The other route: alpha(q) = q / (1 - q) . W / I_L(q / W), without an iteration."""
-    for kind, alpha in ((model, 0.3), (Noisy.of(sigma=0.8), 0.7)):
+    for kind, alpha in ((model, 0.3), (Noisy(sigma=0.8), 0.7)):
         q, delta = overlap(kind, alpha), float(noise_of(kind) / kind.rho[0, 0, 0])
         W = 1 - q + delta
         assert q / (1 - q) * W / float(signs.information(2, jnp.asarray(q / W))) == pytest.approx(alpha, rel=1e-9)
@@ -52,7 +52,7 @@ def test_a_fixed_point_lies_on_the_curve_alpha_of_q(model):
 def test_errors(model):
     """Values at alpha = .4 and for noise at 1 by Sobol points, and the limits without and with full overlap."""
     assert float(ta.bayes(model, 0.4).gen_error) == pytest.approx(1.29528e-3, rel=3e-5)
-    assert float(ta.bayes(Noisy.of(), 1.0).gen_error) == pytest.approx(2.3853e-3, rel=1e-3)
+    assert float(ta.bayes(Noisy(), 1.0).gen_error) == pytest.approx(2.3853e-3, rel=1e-3)
     grid = ta.gauss_hermite_nodes(ta.posterior_pair(model), 24, replicates=2)
     blind = ta.bayes(model, 0.1, nodes=grid)
     assert float(jnp.max(blind.q)) == 0
@@ -73,7 +73,7 @@ def test_the_error_of_the_pair_is_twice_that_of_the_optimal_predictor(model):
 
 
 def test_the_closed_form_is_the_average_over_labels(model):
-    plain = Plain.of()
+    plain = Plain()
     nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
     closed, averaged = ta.bayes(model, 0.4), ta.bayes(plain, 0.4, nodes=nodes)
     assert averaged.ok
@@ -88,7 +88,7 @@ def test_equations_are_gradients(model):
     law = ta.SpectralLaw.from_matrices(
         np.stack([np.linspace(0.2, 0.9, 8), np.linspace(0.5, 0.3, 8)]), np.eye(2, 8), np.ones((8, 1))
     )
-    several = ta.dot_product(law=law)
+    several = ta.dot_product(spectrum=law)
     hats = jnp.array([0.7, 1.9])[:, None, None]
     x = potentials.posterior(several, hats)
     np.testing.assert_allclose(x.q, 2 * jax.grad(lambda h: potentials.prior(several, h))(hats), rtol=1e-10)
@@ -168,10 +168,10 @@ def test_single_precision(model, alpha):
 def test_several_eigenvalues_and_equal_ones():
     """A law of one atom gives the isotropic layer; of two atoms the one with larger variance is learned better."""
     encodings, teacher = np.eye(2, 16), np.ones((16, 1))
-    same = ta.dot_product(law=ta.SpectralLaw.from_matrices(np.full((2, 16), 0.25), encodings, teacher))
+    same = ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(np.full((2, 16), 0.25), encodings, teacher))
     np.testing.assert_allclose(ta.bayes(same, 0.4).q, ta.bayes(ta.dot_product(), 0.4).q, rtol=1e-8)
     spread = np.where(np.arange(16) < 8, 0.1, 0.4)
-    other = ta.dot_product(law=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
+    other = ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
     assert ta.weak_recovery(other).alpha < ta.weak_recovery(same).alpha
     assert overlap(other, 0.3) > overlap(same, 0.3)
 
@@ -188,7 +188,7 @@ def test_several_eigenvalues_and_equal_ones():
         (lambda: ta.bayes(ta.dot_product(), 1.0, start="semantic"), "start"),
         (lambda: ta.bayes(ta.dot_product(), 1.0, nodes=ta.sobol_nodes(three_tokens(), 2**6)), "nodes"),
         (lambda: ta.bayes(ta.dot_product(teacher=np.eye(2), rank=2), 1.0), "fewer columns"),
-        (lambda: ta.perfect_recovery(Noisy.of()), "exact labels"),
+        (lambda: ta.perfect_recovery(Noisy()), "exact labels"),
         (lambda: ta.spectral_overlap(ta.dot_product(), 0.0), "alpha must be positive"),
     ],
 )
@@ -210,4 +210,4 @@ def test_wrong_preimages_are_refused():
 
     for kind, message in ((Wrong, "same target"), (Silent, "noise")):
         with pytest.raises(ta.InputError, match=message):
-            ta.bayes(kind.of(), 1.0)
+            ta.bayes(kind(), 1.0)

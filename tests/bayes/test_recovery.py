@@ -27,7 +27,7 @@ def test_single_precision():
 
 def test_noise_delays_weak_recovery():
     """(1 + Delta)^2 / 6 with Delta = noise / sigma^2, and its derivative in sigma."""
-    threshold, delta = ta.weak_recovery(Noisy.of()), 0.36
+    threshold, delta = ta.weak_recovery(Noisy()), 0.36
     assert float(threshold.alpha) == pytest.approx((1 + delta) ** 2 / 6, rel=1e-9)
     slope = 2 * (1 + delta) / 6 * (-2 * delta / 0.5)
     assert float(threshold.sensitivities.sigma) == pytest.approx(slope, rel=1e-9)
@@ -35,7 +35,7 @@ def test_noise_delays_weak_recovery():
 
 
 def test_weak_recovery_by_averages_over_labels():
-    plain = Plain.of()
+    plain = Plain()
     threshold = ta.weak_recovery(plain, nodes=ta.sobol_nodes(ta.posterior_pair(plain), 2**12))
     assert abs(float(threshold.alpha) - 1 / 6) < 3 * float(threshold.stderr) < 0.01
 
@@ -72,7 +72,7 @@ def test_spectral_overlap(model, alpha, expected):
 
 @pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
 def test_spectral_overlap_by_averages_over_labels(kinds):
-    plain, model = (kind.of() for kind in kinds)
+    plain, model = (kind() for kind in kinds)
     nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
     averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
     assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)
@@ -80,7 +80,7 @@ def test_spectral_overlap_by_averages_over_labels(kinds):
 
 
 def test_thresholds_have_the_error_bars_of_means_over_replicates():
-    plain = Plain.of()
+    plain = Plain()
     nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**8)
     values, threshold = recovery.thresholds(plain, nodes, False), ta.weak_recovery(plain, nodes=nodes)
     np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)

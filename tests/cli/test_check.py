@@ -7,7 +7,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import check
+from tiedattn_jax.cli import main as check
 from tiedattn_jax.cli.main import main
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import diagram as command
+from tiedattn_jax.cli import theory as command
 from tiedattn_jax.cli.main import main
 
 # Four alphas and the smallest lines share the shapes, and so the compiled programs, of test_grid.

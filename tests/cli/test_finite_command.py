@@ -9,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import Status, error_bar
-from tiedattn_jax.cli import finite
+from tiedattn_jax.cli import simulations
 from tiedattn_jax.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -55,9 +55,9 @@ def test_what_is_asked_for(capsys, monkeypatch):
         states = calls.get("theory_status", np.zeros(3))
         return SimpleNamespace(ok=np.ones(3, bool), theory_status=states, to_dict=lambda: {}, summary=lambda: "rows")
 
-    monkeypatch.setattr(finite, "run_instances", run_instances)
-    monkeypatch.setattr(finite, "gamp", spy("gamp"))
-    monkeypatch.setattr(finite, "train", spy("train"))
+    monkeypatch.setattr(simulations, "run_instances", run_instances)
+    monkeypatch.setattr(simulations, "gamp", spy("gamp"))
+    monkeypatch.setattr(simulations, "train", spy("train"))
     assert main("gamp --d 60 --alpha 3 --init positional --seed 5 --instances 2 --json".split()) == 0
     (_, data, init), options = calls["gamp"]
     assert (data, init, options["steps"], options["tol"], options["key"]) == ("data", "positional", 1000, 1e-10, "key")

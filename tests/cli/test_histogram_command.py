@@ -6,8 +6,9 @@ import json
 import jax
 import pytest
 
+from tiedattn_jax import counting
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.cli import histogram
+from tiedattn_jax.cli import simulations
 from tiedattn_jax.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -61,7 +62,7 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch)
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tiedattn_jax.cli.histogram.train", interrupt)
+    monkeypatch.setattr("tiedattn_jax.counting.train", interrupt)
     code, out, err = command(capsys, "--out", str(tmp_path), "--json")
     assert code == 130 and out == "" and f"the same call resumes from {tmp_path}" in err
     assert "nothing was written" in command(capsys, "--json")[2]
@@ -75,7 +76,7 @@ def test_what_is_asked_for(capsys, monkeypatch):
         calls.append(jax.random.key_data(keys))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tiedattn_jax.cli.histogram.train", train)
+    monkeypatch.setattr("tiedattn_jax.counting.train", train)
     assert command(capsys, "--runs", "4", "--mechanism", "free")[0] == 130
     assert calls[0] == (4, 5, 3, "free", 8, 16, 3)
     command(capsys, "--runs", "4", "--seed", "1")
@@ -86,24 +87,25 @@ def test_a_folder_that_another_run_fills(capsys, tmp_path, monkeypatch):
     def refuse(folder):
         raise InputError("out", f"must be another, got out='{folder}'")
 
-    monkeypatch.setattr("tiedattn_jax.cli.histogram.claim", refuse)
+    monkeypatch.setattr("tiedattn_jax.cli.simulations.claim", refuse)
     with pytest.raises(SystemExit) as end:
         command(capsys, "--out", str(tmp_path))
     assert end.value.code == 2
     assert capsys.readouterr().err == f"tiedattn: argument --out: must be another, got '{tmp_path}'\n"
-    monkeypatch.setattr("tiedattn_jax.cli.histogram.train", lambda *_, **__: 1 / 0)
-    assert command(capsys)[0] == 70  # without a folder there is nothing to ask for
+    monkeypatch.setattr("tiedattn_jax.counting.train", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # without a folder there is nothing to ask for
+        command(capsys)
 
 
 def test_the_memory_of_the_weights(monkeypatch):
     requests = []
-    monkeypatch.setattr(histogram, "require_memory", lambda *arguments: requests.append(arguments[:3]))
+    monkeypatch.setattr(simulations, "require_memory", lambda *arguments: requests.append(arguments[:3]))
     sizes = {"width": 8, "hidden": 16, "length": 5, "tokens": 3, "runs": 4}
-    histogram._check_memory(argparse.Namespace(**sizes))
+    simulations._check_memory(argparse.Namespace(**sizes))
     per_run = 24 * (3 * 8 + 5 * (8 + 16) + 3 * 8 * 8 + 16 * 8)
     assert requests == [(per_run, "width", 8), (4 * per_run, "runs", 4)]
     for name in ("hidden", "length", "tokens"):
-        histogram._check_memory(argparse.Namespace(**{**sizes, name: 10**6}))
+        simulations._check_memory(argparse.Namespace(**{**sizes, name: 10**6}))
         assert requests[-2][1] == name
 
 
@@ -118,12 +120,12 @@ def test_the_time_of_an_epoch_is_without_compiling(unchecked, monkeypatch):
         for k in range(5):
             progress(k, 4)
 
-    monkeypatch.setattr(histogram.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(histogram, "train", train)
-    monkeypatch.setattr(histogram, "unfreeze", lambda *_, progress, **__: progress(0, 1))
+    monkeypatch.setattr(simulations.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(counting, "train", train)
+    monkeypatch.setattr(counting, "unfreeze", lambda *_, progress, **__: progress(0, 1))
     sizes = {"samples": 50, "length": 3, "tokens": 3, "width": 8, "hidden": 4, "epochs": 4, "free_epochs": 1}
     args = argparse.Namespace(**sizes, seed=0, runs=2, mechanism="free", out=None, json=True)
-    assert histogram._trained(args)[3] == 1.5
+    assert simulations._trained(args)[3] == 1.5
     clock = iter([0.0, 1.0])
-    monkeypatch.setattr(histogram, "train", lambda *_, progress, **__: progress(4, 4))
-    assert histogram._trained(args)[3] is None
+    monkeypatch.setattr(counting, "train", lambda *_, progress, **__: progress(4, 4))
+    assert simulations._trained(args)[3] is None

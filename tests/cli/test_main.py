@@ -5,18 +5,15 @@ import io
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax import cli
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.cli import solve, transition
+from tiedattn_jax.cli import theory
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.cli.report import Report
+from tiedattn_jax.cli.options import Report
 
 
 def failed(capsys, *arguments):
@@ -33,7 +30,7 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
         def model_of(args):
             raise problem
 
-        monkeypatch.setattr(solve, "model_of", model_of)
+        monkeypatch.setattr(theory, "model_of", model_of)
 
     refuse(InputError("omega", "must not be named sigma"))
     assert failed(capsys, "solve") == "tiedattn: argument --omega: must not be named sigma\n"
@@ -44,18 +41,11 @@ def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
     assert failed(capsys, "solve") == "tiedattn: argument --omega: must be less, got 0.5\n"
 
 
-def test_a_defect_is_two_lines(capsys, monkeypatch):
+def test_a_defect_is_raised(monkeypatch):
     def broken(args):
-        raise ValueError("shapes differ\nin many lines")
+        raise ValueError("shapes differ")
 
-    monkeypatch.setattr(solve, "model_of", broken)
-    monkeypatch.delenv("TIEDATTN_TRACEBACK", raising=False)
-    assert main(["solve", "--json"]) == 70
-    out, err = capsys.readouterr()
-    first, second = err.splitlines()
-    assert out == "" and first == "tiedattn: a defect of the program: ValueError: shapes differ"
-    assert "TIEDATTN_TRACEBACK=1" in second
-    monkeypatch.setenv("TIEDATTN_TRACEBACK", "1")
+    monkeypatch.setattr(theory, "model_of", broken)
     with pytest.raises(ValueError, match="shapes differ"):
         main(["solve"])
 
@@ -65,15 +55,21 @@ def test_too_little_memory_is_no_defect(capsys, monkeypatch, problem):
     def exhausted(args):
         raise problem
 
-    monkeypatch.setattr(solve, "model_of", exhausted)
+    monkeypatch.setattr(theory, "model_of", exhausted)
     assert "the memory is not enough, ask for less" in failed(capsys, "solve")
+
+
+def replace_solve(monkeypatch, run):
+    """Let the subcommand `solve` run another function."""
+    commands = [c._replace(run=run) if c.name == "solve" else c for c in theory.COMMANDS]
+    monkeypatch.setattr(theory, "COMMANDS", commands)
 
 
 @pytest.fixture
 def report(monkeypatch):
     """Replace `solve` by a stub that solves nothing and returns a fixed report."""
     fixed = Report({"alpha": 2.0, "stderr": {"q": math.nan}, "ends": [math.inf]}, "in words", {"a.txt": b"a"}, True)
-    monkeypatch.setattr(solve, "run", lambda args: fixed)
+    replace_solve(monkeypatch, lambda args: fixed)
     return fixed
 
 
@@ -88,7 +84,7 @@ def test_report_and_files(capsys, tmp_path, monkeypatch, report):
     assert json.loads((out / "solve.json").read_text()) == numbers
     assert main(["solve", "--json", "--seed", "3"]) == 0
     assert json.loads(capsys.readouterr().out) == numbers
-    monkeypatch.setattr(solve, "run", lambda args: report._replace(ok=False))
+    replace_solve(monkeypatch, lambda args: report._replace(ok=False))
     assert main(["solve"]) == 1 and capsys.readouterr().out == "in words\n"
 
 
@@ -106,7 +102,7 @@ def test_a_reader_that_has_seen_enough(report, monkeypatch, tmp_path):
 
 
 def test_the_averages_that_were_used_are_told(capsys, monkeypatch, report, lines):
-    monkeypatch.setattr(solve, "run", lambda args: report._replace(nodes=lines))
+    replace_solve(monkeypatch, lambda args: report._replace(nodes=lines))
     assert main(["solve", "--json", "--nodes", "4096"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"] == {"rule": "LineNodes", "size": 6300, "replicates": 4}
     assert main(["solve"]) == 0
@@ -137,8 +133,9 @@ def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
     assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
     assert "free space or use another one, what was finished is there" in err
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-    monkeypatch.setattr(solve, "run", full_disk_elsewhere)
-    assert main(["solve"]) == 70  # without --out the full disk holds another file
+    replace_solve(monkeypatch, full_disk_elsewhere)
+    with pytest.raises(OSError, match="No space left"):  # without --out the full disk holds another file
+        main(["solve"])
 
 
 def full_disk_elsewhere(args):
@@ -149,39 +146,10 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(transition, "sweep", interrupt)
+    monkeypatch.setattr(theory, "sweep", interrupt)
     assert main(["transition", "--out", str(tmp_path / "out"), "--nodes", "4096"]) == 130
     assert not (tmp_path / "out").exists()
     assert "interrupted, nothing was written" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_an_interrupt_while_the_library_is_imported():
-    """An interrupt while the library is imported prints one line and gives exit code 130.
-
-    Importing equinox sends the signal, as Ctrl-C would within the seconds that the import takes.
-    """
-    code = (
-        "import os, signal, sys\n"
-        "class Interrupt:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'equinox': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupt())\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "sys.argv[0] = '/usr/bin/tiedattn'\n"
-        "from tiedattn_jax.cli.main import main\n"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert process.returncode == 130 and process.stdout == ""
-    assert process.stderr == "tiedattn: interrupted, nothing was written\n"
-
-
-def test_the_import_of_the_library_leaves_interrupts_alone(capsys, monkeypatch, report):
-    assert signal.getsignal(signal.SIGINT) is not cli.ended
-    monkeypatch.setattr(signal, "getsignal", lambda number: cli.ended)
-    handlers = []
-    monkeypatch.setattr(signal, "signal", lambda *arguments: handlers.append(arguments))
-    assert main(["solve"]) == 0 and handlers == [(signal.SIGINT, signal.default_int_handler)]
 
 
 @pytest.mark.parametrize("kept", [False, True])

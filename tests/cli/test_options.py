@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import options, report
+from tiedattn_jax.cli import options
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.model.layers import LAYERS
 
 
 def stages_stderr(capsys, **settings):
     """Stderr of three stages: one that is resumed, one that is not called, one that is called once."""
-    with report.progress_bars(argparse.Namespace(**settings), "solve") as stage:
+    with options.progress_bars(argparse.Namespace(**settings), "solve") as stage:
         progress = stage("one")
         progress(3, 10)
         progress(10, 10)
@@ -42,7 +42,7 @@ def test_progress_bars(capsys, monkeypatch):
 
 def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pytest.raises(KeyboardInterrupt), report.progress_bars(argparse.Namespace(json=False), "solve") as stage:
+    with pytest.raises(KeyboardInterrupt), options.progress_bars(argparse.Namespace(json=False), "solve") as stage:
         stage("one")(1, 2)
         raise KeyboardInterrupt
     assert capsys.readouterr().err.endswith("\r")
@@ -56,7 +56,7 @@ def read():
         parser = options.Parser()
         commands = parser.add_subparsers()
         groups = {**options.ALPHA, **options.MODEL, **options.averages(size)}
-        options.subcommand(commands, "some", lambda args: None, "some text", groups)
+        options.Command("some", lambda args: None, "some text", groups).add_to(commands)
         return parser.parse_args(["some", *words])
 
     return parsed

@@ -6,7 +6,7 @@ import pytest
 from cases import CASES
 
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.cli import solve
+from tiedattn_jax.cli import theory
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -44,7 +44,7 @@ def test_a_branch_without_a_name(capsys, monkeypatch):
         branches.append(branch)
         raise InputError("branch", "must be another one")
 
-    monkeypatch.setattr(solve, "solve", spy)
+    monkeypatch.setattr(theory, "solve", spy)
     for name in ("any", "uninformed"):
         with pytest.raises(SystemExit):
             run(capsys, "--branch", name)

@@ -12,7 +12,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.cli import transition
+from tiedattn_jax.cli import theory as command
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -21,8 +21,8 @@ NUMBERS = {"omega", "sigma", "lam"}
 
 
 def test_json_and_files(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(transition, "CURVE_POINTS", 6)
-    monkeypatch.setattr(transition, "CURVE_RANGE", (0.6, 1.6))
+    monkeypatch.setattr(command, "CURVE_POINTS", 6)
+    monkeypatch.setattr(command, "CURVE_RANGE", (0.6, 1.6))
     out_dir = tmp_path / "out"
     code = main(["transition", "--json", "--out", str(out_dir), "--nodes", "4096", "--optimal"])
     out, err = capsys.readouterr()
@@ -58,9 +58,9 @@ def test_the_end_that_is_met_first():
         return SimpleNamespace(alpha=alpha, side=side)
 
     lower, higher, upper, beyond = end(0.7, "lower"), end(0.8, "lower"), end(2.0, "upper"), end(3.0, "upper")
-    assert transition.main_end([lower, higher, upper]) is higher
-    assert transition.main_end([upper, beyond]) is upper
-    assert transition.main_end([]) is None
+    assert command.main_end([lower, higher, upper]) is higher
+    assert command.main_end([upper, beyond]) is upper
+    assert command.main_end([]) is None
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def without_solving(monkeypatch):
 
     def sweep(model, alphas, branch, nodes, progress):
         calls["rough"].append(nodes.size)
-        assert len(alphas) == transition.CURVE_POINTS
+        assert len(alphas) == command.CURVE_POINTS
         return ta.Curve(
             branch, tuple(dataclasses.replace(point, alpha=jnp.asarray(alpha)) for alpha in (alphas[0], alphas[-1]))
         )
@@ -85,10 +85,10 @@ def without_solving(monkeypatch):
         return made.transition(1.5, event="alpha_l")
 
     end = ta.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
-    monkeypatch.setattr(transition, "sweep", sweep)
-    monkeypatch.setattr(transition, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
-    monkeypatch.setattr(transition, "critical_alpha", critical_alpha)
-    monkeypatch.setattr(transition, "linear_crossing", linear_crossing)
+    monkeypatch.setattr(command, "sweep", sweep)
+    monkeypatch.setattr(command, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
+    monkeypatch.setattr(command, "critical_alpha", critical_alpha)
+    monkeypatch.setattr(command, "linear_crossing", linear_crossing)
     return calls
 
 
@@ -124,5 +124,5 @@ def test_curves_are_drawn_to_their_ends():
     unsolved = ta.BranchEnd(
         made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"
     )
-    complete = transition._to_its_ends(curve, [end, unsolved])
+    complete = command._to_its_ends(curve, [end, unsolved])
     assert complete.branch == "semantic" and complete.alphas.tolist() == [1.0, 1.25, 2.0]

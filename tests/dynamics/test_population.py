@@ -114,7 +114,7 @@ def test_spectral_law(model, minima):
 
     def risk(size):
         scaled = dataclasses.replace(law, tau=size * law.tau)
-        return ta.population(ta.dot_product(law=scaled), 0.005, "positional", nodes=nodes).risk
+        return ta.population(ta.dot_product(spectrum=scaled), 0.005, "positional", nodes=nodes).risk
 
     nodes = ta.gauss_hermite_nodes(model, 12, replicates=2)
     value, slope = jax.value_and_grad(risk)(jnp.asarray(1.0))

@@ -64,7 +64,7 @@ def classes():
     means, encodings = rng.standard_normal((2, d)) / d**0.5, rng.standard_normal((2, d)) / d**0.5
     Sigma, teacher = rng.uniform(0.1, 0.5, (2, d)), rng.standard_normal((d, 1))
     law = ta.SpectralLaw.from_matrices(Sigma, encodings, teacher, means=means, sentences=shares)
-    return ta.dot_product(law=law), Sigma, np.concatenate([encodings, means]), teacher
+    return ta.dot_product(spectrum=law), Sigma, np.concatenate([encodings, means]), teacher
 
 
 def several(r=2, t=1):
@@ -72,7 +72,7 @@ def several(r=2, t=1):
     encodings, Sigma = rng.standard_normal((2, d)) / d**0.5, rng.uniform(0.1, 0.5, (2, d))
     teacher = rng.standard_normal((d, t))
     return (
-        ta.dot_product(law=ta.SpectralLaw.from_matrices(Sigma, encodings, teacher), rank=r),
+        ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(Sigma, encodings, teacher), rank=r),
         Sigma,
         encodings,
         teacher,

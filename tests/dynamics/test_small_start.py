@@ -39,7 +39,7 @@ def anisotropic() -> ta.DotProduct:
     p = np.array([1.0, -1.0])
     tau = np.array([0.6, 1.6])[:, None, None] * np.outer(p, p)
     pi, cross = np.array([1.2, 0.7])[:, None, None], np.zeros((2, 2, 1))
-    return ta.dot_product(law=ta.SpectralLaw(*map(jnp.asarray, (SHARES, gamma, tau, pi, cross))))
+    return ta.dot_product(spectrum=ta.SpectralLaw(*map(jnp.asarray, (SHARES, gamma, tau, pi, cross))))
 
 
 def eigenvalues(model, d, alpha, key, count):
@@ -195,7 +195,7 @@ def test_teacher_that_overlaps_is_refused():
     law = ta.dot_product().law()
     law = dataclasses.replace(law, cross=jnp.full_like(law.cross, 0.1) * jnp.array([[1.0], [-1.0]]))
     with pytest.raises(ta.InputError, match=r"law\.cross must be zero"):
-        ta.small_start(ta.dot_product(law=law), 2.0)
+        ta.small_start(ta.dot_product(spectrum=law), 2.0)
 
 
 @pytest.mark.parametrize(

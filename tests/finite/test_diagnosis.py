@@ -115,7 +115,7 @@ def test_sampled_data_agree(model, two_atoms):
         means=[[0.0, 1.0], [0.0, -1.0]],
         teacher_means=[0.3, -0.3],
     )
-    classes = ta.dot_product(law=law)
+    classes = ta.dot_product(spectrum=law)
     data = ta.sample_data(classes, 400, 2.0, jax.random.key(2))
     assert ta.diagnose(classes, data).ok
     with pytest.raises(ta.InputError, match="data must have the tokens and classes of the model"):

@@ -303,4 +303,4 @@ def test_steps_that_do_not_fit_into_memory(model, monkeypatch):
 def test_token_classes_are_refused():
     law = ta.SpectralLaw.of_classes([0.25, 0.36], {(0, 0): 0.5, (0, 1): 0.5}, encodings=[[1.0], [-1.0]])
     with pytest.raises(InputError, match="model must have no classes of tokens"):
-        ta.sample_on_demand(ta.dot_product(law=law), 50, 1.0, jax.random.key(0))
+        ta.sample_on_demand(ta.dot_product(spectrum=law), 50, 1.0, jax.random.key(0))

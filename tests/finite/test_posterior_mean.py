@@ -21,7 +21,7 @@ def cosine(v, teacher):
 def test_message_passing_reaches_the_optimal_overlap():
     ratios = []
     for seed in range(3):
-        model, data = instance(Noisy.of(), 600, 1.0, seed)
+        model, data = instance(Noisy(), 600, 1.0, seed)
         estimate = ta.posterior_mean(model, data, key=jax.random.key(seed + 10))
         assert estimate.ok
         ratios.append(float(jnp.mean(estimate.q) / jnp.mean(ta.bayes(model, 1.0).q)))
@@ -99,7 +99,7 @@ def test_the_spectral_start_knows_the_size_of_every_token(model):
     """Tokens of another variance say the same of the teacher, once inputs and fields are divided by their size."""
     model, data = instance(model, 100, 1.0, 8)
     scale = jnp.array([1.0, 4.0])
-    other = ta.dot_product(law=dataclasses.replace(model.law(), gamma=model.law().gamma * scale**2))
+    other = ta.dot_product(spectrum=dataclasses.replace(model.law(), gamma=model.law().gamma * scale**2))
     same = ta.Data(data.x, data.y, data.teacher)
     scaled = ta.Data(scale[:, None, None] * data.x, scale[:, None] * data.y, data.teacher)
     directions = ta.spectral_direction(other, scaled), ta.spectral_direction(model, same)
@@ -141,7 +141,7 @@ def test_bad_input(model):
     law = ta.SpectralLaw.of_classes(
         (0.25, 0.36), {(0, 0): 0.5, (1, 1): 0.5}, encodings=np.eye(2), means=np.zeros((2, 2)), teacher_means=(0.0, 0.0)
     )
-    kinds = ta.dot_product(law=law)
+    kinds = ta.dot_product(spectrum=law)
     with pytest.raises(ta.InputError, match="no classes of tokens"):
         ta.posterior_mean(kinds, ta.sample_data(kinds, 50, 1.0, jax.random.key(0)))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.checks import identity
+from tiedattn_jax.model.model import identity
 
 
 def scaled(factor, **numbers):
@@ -83,7 +83,7 @@ def test_another_process_gives_the_same_text():
 import jax
 jax.config.update("jax_enable_x64", True)
 import tiedattn_jax as ta
-from tiedattn_jax.model.checks import identity
+from tiedattn_jax.model.model import identity
 print(identity(ta.dot_product(rank=2)))
 """
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

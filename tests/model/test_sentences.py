@@ -39,7 +39,7 @@ def law(variances=(0.25, 0.36), sentences=SHARES, teacher_means=(0.3, -0.18), **
 
 
 def model_of(kind=ta.DotProduct, **options):
-    return kind(**vars(ta.dot_product(law=law(**options))))
+    return kind(**vars(ta.dot_product(spectrum=law(**options))))
 
 
 def point():
@@ -264,7 +264,7 @@ def test_theory_and_training_agree(omega, alpha, branch):
     """Means over instances agree with the theory for unequal covariances, at states without jumps."""
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
     options = {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": (0.3, -0.3)}
-    model = ta.dot_product(omega, law=law(sentences=shares, **options))
+    model = ta.dot_product(omega, spectrum=law(sentences=shares, **options))
     state = ta.solve(model, alpha, branch, ta.line_nodes(model, 5, replicates=2))
     assert state.ok and state.diagnostics.jump_mass < 1e-3
     rows = []
@@ -324,8 +324,8 @@ def test_bad_laws_and_data_are_refused():
 
 
 def test_a_sentence_may_have_fewer_tokens_than_there_are_classes():
-    model = ta.dot_product(law=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1): 0.5, (2, 0): 0.5}))
+    model = ta.dot_product(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1): 0.5, (2, 0): 0.5}))
     assert model.shape == (2, 1, 1) and model.law().tokens == 2
     check(model)
     with pytest.raises(InputError, match="L = 2, got L = 3"):
-        ta.dot_product(law=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1, 2): 1.0}))
+        ta.dot_product(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1, 2): 1.0}))

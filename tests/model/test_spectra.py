@@ -27,7 +27,7 @@ def law():
 
 @pytest.fixture(scope="module")
 def on_matrices(law):
-    return ta.untied_dot_product(law=law)
+    return ta.untied_dot_product(spectrum=law)
 
 
 def test_a_law_keeps_what_matrices_say(law, on_matrices):
@@ -62,7 +62,7 @@ def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
     for covariances in (0.25 * np.stack([np.eye(D)] * 2), np.full((2, D), 0.25)):
         law = ta.SpectralLaw.from_matrices(covariances, p, teacher)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-14), law, model.law())
-    isotropic = ta.dot_product(law=law)
+    isotropic = ta.dot_product(spectrum=law)
     Z, Y = jnp.array([[0.7], [-0.3]]), jnp.array([[0.4], [0.9]])
     np.testing.assert_allclose(isotropic.loss(Z, Y), model.loss(Z, Y), rtol=1e-14)
     assert isotropic.shape == model.shape and isotropic.sigma is None and "sigma" not in repr(isotropic)
@@ -111,7 +111,7 @@ def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
     for n, loss in enumerate(loss_at_nodes(model, Z, Y)):
         error = model.student(Z[..., n]) - model.target(Y[..., n])
         np.testing.assert_allclose(loss, 0.5 * np.trace(error @ np.diag(T) @ error.T), rtol=1e-12)
-    standard, many_atoms = ta.dot_product(), ta.dot_product(law=ta.SpectralLaw.from_matrices(
+    standard, many_atoms = ta.dot_product(), ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(
         np.repeat(VALUES, 40, 1) * RNG.uniform(1, 2, (2, 40 * D)), np.zeros((2, 40 * D)), np.ones((40 * D, 1))
     ))  # fmt: skip
     sizes = [
@@ -180,13 +180,13 @@ def test_bad_samples_and_laws(law):
         ),
         (lambda: ta.SpectralLaw.from_samples(-columns, columns, column), "gamma must be positive semidefinite"),
         (
-            lambda: ta.dot_product(law=law, mixing=np.eye(3)),
-            "law must be of as many tokens as mixing, L = 3, got L = 2",
+            lambda: ta.dot_product(spectrum=law, mixing=np.eye(3)),
+            "spectrum must be of as many tokens as mixing, L = 3, got L = 2",
         ),
-        (lambda: ta.dot_product(law=law, sigma=0.4), "sigma must be left out beside law"),
-        (lambda: ta.dot_product(law=law, teacher=[[1.0]]), "teacher must be left out beside law"),
-        (lambda: ta.dot_product(law=law, encodings=columns), "encodings must be left out beside law"),
-        (lambda: ta.dot_product(law=1.0), "law must be a SpectralLaw"),
+        (lambda: ta.dot_product(spectrum=law, sigma=0.4), "sigma must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=law, teacher=[[1.0]]), "teacher must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=law, encodings=columns), "encodings must be left out beside spectrum"),
+        (lambda: ta.dot_product(spectrum=1.0), "spectrum must be a SpectralLaw"),
     ):
         with pytest.raises(ta.InputError, match=message):
             call()
@@ -198,7 +198,7 @@ def test_theory_on_matrices_agrees_with_training():
     values = np.stack([0.4 * np.exp(-1.5 * np.arange(d) / d), rng.uniform(0.1, 0.4, d)])
     encodings = np.stack([np.ones(d), -np.ones(d)]) / d**0.5
     law = ta.SpectralLaw.from_matrices(values, encodings, rng.standard_normal((d, 1)))
-    model = ta.dot_product(law=law)
+    model = ta.dot_product(spectrum=law)
 
     def run(data, key):
         return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)

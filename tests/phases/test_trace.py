@@ -106,8 +106,8 @@ def test_thresholds_of_the_optimal_learner():
     """(1 + Delta)^2 / 6 with Delta = noise / sigma^2 and exact slopes, traced or swept, and 1 / L."""
     sigma = np.array([0.4, 0.5])
     delta = NOISE**2 / sigma**2
-    traced = ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma)
-    swept = ta.sweep(Noisy.of(), "sigma", sigma, event="weak_recovery")
+    traced = ta.trace_boundary(Noisy(), "weak_recovery", "sigma", sigma)
+    swept = ta.sweep(Noisy(), "sigma", sigma, event="weak_recovery")
     for boundary in (traced, swept):
         np.testing.assert_allclose(boundary.alpha, (1 + delta) ** 2 / 6, rtol=1e-9)
         np.testing.assert_allclose(boundary.slope, -2 * (1 + delta) * delta / sigma / 3, rtol=1e-9)
@@ -119,9 +119,9 @@ def test_thresholds_of_the_optimal_learner():
     np.testing.assert_allclose(one_fails.alpha, [1 / 6, np.nan])
     assert "omega below one" in one_fails.reason[1]
     with pytest.raises(ta.InputError, match="alpha must be left out"):
-        ta.sweep(Noisy.of(), "sigma", sigma, alpha=1.0, event="weak_recovery")
+        ta.sweep(Noisy(), "sigma", sigma, alpha=1.0, event="weak_recovery")
     with pytest.raises(ta.InputError, match="start must be None"):
-        ta.trace_boundary(Noisy.of(), "weak_recovery", "sigma", sigma, start=[])
+        ta.trace_boundary(Noisy(), "weak_recovery", "sigma", sigma, start=[])
 
 
 @pytest.mark.usefixtures("unchecked")

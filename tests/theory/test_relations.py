@@ -112,7 +112,7 @@ def split_law(law, share):
 def test_an_atom_in_two_parts(numbers, alpha, branch, share):
     """An atom of the spectral law that is split into two, of any shares, changes nothing."""
     model = ta.dot_product(**numbers)
-    parts = ta.dot_product(numbers["omega"], lam=numbers["lam"], law=split_law(model.law(), share))
+    parts = ta.dot_product(numbers["omega"], lam=numbers["lam"], spectrum=split_law(model.law(), share))
     point = solved(model, alpha, branch, lines())
     assert_states(solved(parts, alpha, branch, lines(), start=point.overlaps), point)
 
@@ -134,7 +134,7 @@ def test_tokens_in_another_order(order, omega):
             pi=jnp.ones((1, 1, 1)),
             cross=jnp.zeros((1, 3, 1)),
         )
-        return ta.dot_product(omega, mixing=MIXING[np.ix_(order, order)], law=law)
+        return ta.dot_product(omega, mixing=MIXING[np.ix_(order, order)], spectrum=law)
 
     order, straight = np.array(order), np.arange(3)
     rule = ta.sobol_nodes(layer(straight), 2**7, replicates=2)

@@ -1,49 +1,50 @@
-"""The command `tiedattn`: it parses the options, runs a subcommand and writes its report."""
+"""The command `tiedattn`: it parses the options, runs a subcommand and writes its report; or checks the machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import signal
 import sys
+import time
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..base.errors import InputError
 from ..base.files import VERSION, folder_error, write_whole
 from ..base.programs import use_compilation_cache
-from . import check, diagram, ended, finite, histogram, solve, transition
-from .options import ORIGIN, Parser
-from .report import Report
-
-COMMANDS = (transition, solve, finite, diagram, histogram)
+from ..base.report import table
+from ..model.layers import DotProduct
+from ..theory.engine import cores
+from ..theory.solve import solve
+from . import simulations, theory
+from .options import ORIGIN, Parser, Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0; 1 for a solve that failed; 130 for an interrupt; 70 for a defect of the program. A defect is
-        reported in two lines on stderr; it is raised instead if the environment variable TIEDATTN_TRACEBACK is set.
+        The exit code: 0; 1 for a solve that failed; 130 for an interrupt.
 
     Raises:
         SystemExit: with exit code 2 after bad input, which is reported in one line on stderr; after ``--check`` with 0,
             or 1 if the numbers of this machine are wrong.
     """
-    if signal.getsignal(signal.SIGINT) is ended:  # this handler was for the import of the library only
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = Parser(
         prog="tiedattn",
         description="Theory and simulations of positional and semantic learning in dot-product attention.",
     )
     parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
-    check.register(parser)
+    text = "solve one state twice, compare it with known numbers, and show device, precision, versions and times"
+    parser.add_argument("--check", action=CheckAction, nargs=0, help=text)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    for command in COMMANDS:
-        command.register(commands)
+    for command in (*theory.COMMANDS, *simulations.COMMANDS):
+        command.add_to(commands)
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     try:
@@ -59,18 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = args.resume_hint.format(out=args.out) if args.resume_hint and args.out else "nothing was written"
         print(f"tiedattn: interrupted, {message}", file=sys.stderr)
         return 130
-    except Exception as defect:
+    except Exception as defect:  # lack of room is input, all else a defect of the program
         if args.out is not None and isinstance(defect, OSError):
             complaint = _line(folder_error(args.out, defect), args)
             parser.error(f"{complaint}: free space or use another one, what was finished is there")
         if isinstance(defect, MemoryError) or "RESOURCE_EXHAUSTED" in str(defect):
             parser.error("the memory is not enough, ask for less: fewer nodes, replicates, cells, samples, dimensions")
-        if os.environ.get("TIEDATTN_TRACEBACK"):
-            raise
-        first_line = (str(defect).splitlines() or [""])[0]
-        print(f"tiedattn: a defect of the program: {type(defect).__name__}: {first_line}", file=sys.stderr)
-        print("tiedattn: TIEDATTN_TRACEBACK=1 before the same call shows where, for a report", file=sys.stderr)
-        return 70
+        raise
     try:
         print(json.dumps(report.numbers) if args.json else report.text, flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; nothing may be left to write at the exit
@@ -101,3 +97,61 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
     # JSON has no NaN and no infinity; they become null.
     numbers = json.loads(json.dumps({**origin, **report.numbers}), parse_constant=lambda _: None)
     return report._replace(numbers=numbers, text=text)
+
+
+# The semantic state of the standard model at alpha = 2, from an integration rule of another kind than any here.
+KNOWN = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827, "train_loss": 0.0035906160}
+_TOLERANCE = 1e-4  # relative: the averages are accurate to 4e-5
+
+
+def check_machine() -> tuple[bool, str]:
+    """Solve one state twice; return whether its numbers are the known ones, and a report.
+
+    The first call compiles its programs, or reads them from the folder of the compilation cache.
+    """
+    seconds = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        state = solve(DotProduct(), 2.0, "semantic")
+        losses = jax.block_until_ready((state.train_loss, state.stderr.train_loss))
+        seconds.append(time.perf_counter() - begin)
+    device, dtype = jax.devices()[0], losses[0].dtype
+    rows: list[tuple[str, ...]] = [("", "here", "known", "off by")]
+    works = bool(state.ok)
+    for name, known in KNOWN.items():
+        value = float(getattr(state, name))
+        error = abs(value / known - 1)
+        works &= bool(np.isfinite(value)) and error < _TOLERANCE
+        rows.append((name, f"{value:.8g}", f"{known:.8g}", f"{error:.0e}"))
+    jaxlib = metadata.version("jaxlib")
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    setting = [
+        ("versions", f"tiedattn_jax {VERSION}, jax {jax.__version__}, jaxlib {jaxlib}"),
+        (
+            "device",
+            f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {cores()} cores of the host",
+        ),
+        ("precision", f"{dtype}"),
+        ("programs", f"kept in {folder}" if folder else "not kept"),
+        ("first call", f"{seconds[0]:.2f} s, which compiles or reads compiled programs"),
+        ("second call", f"{seconds[1]:.2f} s"),
+    ]
+    verdict = f"the numbers agree with the known ones to {_TOLERANCE:.0e}" if works else "the numbers are WRONG here"
+    title = f"semantic state at alpha = 2: {state.status_name}; {verdict}"
+    return works, "\n".join([table(setting), title, table(rows)])
+
+
+class CheckAction(argparse.Action):
+    """Option that checks the machine instead of running a command; the exit code is 1 if the numbers are wrong."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        jax.config.update("jax_enable_x64", True)
+        try:
+            jax.devices()
+        except Exception as problem:  # jax has no type of its own for it
+            reason = (str(problem).splitlines() or [type(problem).__name__])[0] or type(problem).__name__
+            parser.error(f"JAX must find a device, got {reason!r}: see JAX_PLATFORMS and the installed plugins of JAX")
+        use_compilation_cache()
+        works, text = check_machine()
+        print(text)
+        parser.exit(0 if works else 1)

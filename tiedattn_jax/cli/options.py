@@ -1,23 +1,27 @@
-"""The options of the subcommands as data, their parsers and checks, and the model and averages that they describe."""
+"""Options and reports, which all subcommands share: parsers, checks, the model and averages that options describe."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from ..averages.nodes import sobol_nodes
 from ..averages.recipes import default_nodes
 from ..averages.rules import REPLICATES, SIZES, Rule
 from ..base.errors import InputError, require_memory
-from ..model.layers import LAYERS, AttentionLayer, dot_product
+from ..model.layers import LAYERS, AttentionLayer, DotProduct
 from ..model.penalties import L1
-from .report import Report
 
 NUMBERS = ("omega", "sigma", "lam")  # numbers of the model that are options and can be axes of a diagram
 RULES = {"lines": default_nodes, "sobol": sobol_nodes}
@@ -86,7 +90,7 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 # Options: keywords of `add_argument`, by name. The help text shows the defaults.
-_MODEL = defaults_of(dot_product)
+_MODEL = defaults_of(DotProduct)
 ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
 MODEL: dict[str, dict[str, Any]] = {
     "layer": {"choices": LAYERS, "default": "dot_product", "help": "attention layer"},
@@ -158,27 +162,33 @@ def averages(size: str = "solve") -> dict[str, Any]:
     }
 
 
-def subcommand(
-    commands: argparse._SubParsersAction,
-    name: str,
-    run: Callable[..., Report],
-    text: str,
-    options: dict[str, Any],
-    resume_hint: str | None = None,
-) -> None:
-    """Add a subcommand with its own options and `--seed --json --out`.
+class Command(NamedTuple):
+    """A subcommand.
 
-    Args:
+    Attributes:
+        name: its name.
+        run: function of the parsed options that does the work and returns a `Report`.
+        text: what it does, for the help.
+        options: its options, keywords of `add_argument` by name; `--seed --json --out` are added to all subcommands.
         resume_hint: message after an interrupted call with `--out`; it says how to go on, with {out} for the folder. By
             default the message says that nothing was written.
     """
-    parser = commands.add_parser(name, help=text, description=text)
-    for option, form in {**options, **_OUTPUT}.items():
-        default = form.get("default")
-        words = " ".join(default) if isinstance(default, list) else "%(default)s"
-        suffix = "" if default is None else f" (default {words})"
-        parser.add_argument(f"--{option}", **{**form, "help": form["help"] + suffix})
-    parser.set_defaults(run=run, resume_hint=resume_hint)
+
+    name: str
+    run: Callable[[argparse.Namespace], Report]
+    text: str
+    options: dict[str, dict[str, Any]]
+    resume_hint: str | None = None
+
+    def add_to(self, commands: argparse._SubParsersAction) -> None:
+        """Add the subcommand to the parser of the command."""
+        parser = commands.add_parser(self.name, help=self.text, description=self.text)
+        for option, form in {**self.options, **_OUTPUT}.items():
+            default = form.get("default")
+            words = " ".join(default) if isinstance(default, list) else "%(default)s"
+            suffix = "" if default is None else f" (default {words})"
+            parser.add_argument(f"--{option}", **{**form, "help": form["help"] + suffix})
+        parser.set_defaults(run=self.run, resume_hint=self.resume_hint)
 
 
 def model_of(args: argparse.Namespace) -> AttentionLayer:
@@ -209,3 +219,63 @@ def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MAX_N
     memory = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
     require_memory(memory, "replicates", args.replicates, f"averages of {size} nodes in each")
     return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)
+
+
+class Report(NamedTuple):
+    """The report that a subcommand returns.
+
+    Attributes:
+        numbers: the JSON object.
+        text: the readable summary.
+        files: contents of the files in the folder of `--out`, by name.
+        ok: False if a solve failed.
+        nodes: averaging rule that was used, if the command chose it; None otherwise.
+        name: name of the JSON file; by default that of the subcommand.
+    """
+
+    numbers: dict[str, Any]
+    text: str
+    files: dict[str, bytes]
+    ok: bool
+    nodes: Rule | None = None
+    name: str | None = None
+
+
+@contextlib.contextmanager
+def progress_bars(
+    args: argparse.Namespace, unit: str, delay: float = 0.0
+) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Show a progress bar on stderr for each stage of a command; none with `--json` or if stderr is no terminal.
+
+    Args:
+        unit: name of the unit that is counted.
+        delay: seconds before a bar is shown, for commands that may find bad input after the first call.
+
+    Yields:
+        A function of the stage's name. It returns the callback ``progress(done, total)``, which shows and moves the bar
+        of the stage in place of the previous bar. Nothing is shown before the first call, so that bad input is reported
+        in one line.
+    """
+    with contextlib.ExitStack() as bar_stack:
+
+        def stage(name: str) -> Callable[[int, int], None]:
+            bars: list[tqdm] = []
+
+            def progress(done: int, total: int) -> None:
+                if not bars:  # work done before the first call says nothing about the rate
+                    bar_stack.close()
+                    is_off = args.json or None  # None shows the bar on a terminal only
+                    style = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
+                    bars.append(bar_stack.enter_context(tqdm(total=total, initial=done, disable=is_off, **style)))
+                bars[0].update(done - bars[0].n)
+
+            return progress
+
+        yield stage
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as the content of a PNG file."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    return content.getvalue()

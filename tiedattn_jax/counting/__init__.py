@@ -16,9 +16,8 @@ A masked weight starts at zero and its gradient is set to zero, so that it stays
 free training therefore share one code path. An epoch (shuffling, batches, test) is one compiled scan, and several runs
 are its `vmap`.
 
-task          the sequences, the transformer, its masks and its attention
-training      `train` and `unfreeze`
-comparison    `compare`: frozen and free runs (Table 1)
+task        the sequences, the transformer, its masks and its attention
+training    `train`, `unfreeze` and `compare`: frozen and free runs (Table 1)
 """
 
 from .task import (

@@ -1,6 +1,6 @@
-"""Training of the transformer: many runs at once, frozen by a mask or free.
+"""Training of the transformer: many runs at once, frozen by a mask or free, and their comparison, run by run.
 
-Comparison of frozen and free training, run by run (Table 1 of the paper).
+The comparison is Table 1 of the paper.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Probes of a loss along random lines through the fields: kinks, and a fall that no square holds.
+"""Checks of a model: the usual mistakes in a new layer (`check`), and the kind that a computation takes (`needs`).
 
-The Moreau envelope of a loss has no minimum if the loss falls faster than a square rises. At a kink that opens upwards,
-as that of ``|z|``, minima sit in the kink, where Newton's method does not end. At a kink that opens downwards, as that
-of ``-|z|``, there is no minimum; but minima on both sides have to be looked for, see `Model.nonsmooth`.
-
-A text of the computations of a model: it is the same in every process, and tells losses of one name apart.
-
-Checks of a model, for the usual mistakes in a new layer.
+The loss is probed along random lines through the fields. The Moreau envelope of a loss has no minimum if the loss falls
+faster than a square rises. At a kink that opens upwards, as that of ``|z|``, minima sit in the kink, where Newton's
+method does not end. At a kink that opens downwards, as that of ``-|z|``, there is no minimum; but minima on both sides
+have to be looked for, see `Model.nonsmooth`.
 """
 
 from __future__ import annotations
@@ -38,142 +35,9 @@ from ..base.errors import (
     require_takes,
     with_values,
 )
-from ..base.files import without_addresses
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model
 from .penalties import check_penalty
-
-_LINES = 4
-_POINTS = 257  # places on a line; each zoom divides an interval into one less
-_LENGTH = 4.0  # a line goes so far to both sides, in units of the fields at which the loss bends
-_SIZES = 1e2, 1e3  # factors of the fields between which a loss may fall like a square, but not faster
-_FASTER = 5.0  # ratio of loss / |Z|^2 at these sizes that counts as faster; that of a cubic loss is 10
-
-
-@eqx.filter_jit
-@precise
-def _slopes(
-    model: Model,
-    origin: Float[Array, "lines L r"],
-    direction: Float[Array, "lines L r"],
-    s: Float[Array, "lines points"],
-    *labels: Float[Array, "L _"],
-) -> tuple[Float[Array, "lines points"], Float[Array, "lines points"]]:
-    """Return the first and the second derivative of the loss along lines, at places s."""
-
-    def at(origin: Float[Array, "L r"], direction: Float[Array, "L r"], s: Float[Array, ""]) -> tuple[Array, Array]:
-        slope = jax.grad(lambda s: model.loss(origin + s * direction, *labels))
-        return slope(s), jax.jvp(slope, (s,), (jnp.ones_like(s),))[1]
-
-    return jax.vmap(jax.vmap(at, (None, None, 0)))(origin, direction, s)
-
-
-def kinks(
-    model: Model, labels: list[Float[Array, "L _"]], rng: np.random.Generator
-) -> list[tuple[float, Float[np.ndarray, "L r"]]]:
-    """Return the largest jumps of the slope of the loss along random lines, upwards and downwards, and their places.
-
-    Args:
-        model: gives `loss`.
-        labels: fields of the teacher, and of the noise if there is any.
-        rng: draws the lines.
-
-    Returns:
-        Two jumps, relative to the largest slope on their line and never negative, each with its place. A jump is zero,
-        to rounding, without such a kink.
-    """
-    (L, r, _), dtype = model.shape, model.lam.dtype
-    lines = rng.standard_normal((2, _LINES, L, r)) * float(model.field_scale)
-    origin, direction = np.tile(lines, (1, 2, 1, 1))  # one copy zooms into jumps upwards, the other downwards
-    sign = np.repeat([1.0, -1.0], _LINES)
-    low, width, scale = np.full(2 * _LINES, -_LENGTH), 2 * _LENGTH, np.zeros(2 * _LINES)
-    resolution = 1e3 * float(jnp.finfo(dtype).eps)
-    while True:
-        s = low[:, None] + width * np.linspace(0, 1, _POINTS)
-        arrays = (jnp.asarray(a, dtype) for a in (origin, direction, s))
-        slope, bend = (np.nan_to_num(np.asarray(a, float)) for a in _slopes(model, *arrays, *labels))
-        scale, width = np.maximum(scale, np.max(np.abs(slope), 1)), width / (_POINTS - 1)
-        # How much more the slope changes from one place to the next than its derivatives there explain.
-        excess = sign[:, None] * (np.diff(slope) - 0.5 * width * (bend[:, 1:] + bend[:, :-1]))
-        place = np.argmax(excess, 1)
-        low = s[np.arange(len(s)), place]
-        if width < resolution:
-            break
-    jump = np.maximum(np.max(excess, 1), 0.0) / np.where(scale > 0, scale, 1.0)
-    largest = (np.argmax(jump[:_LINES]), _LINES + np.argmax(jump[_LINES:]))
-    return [(float(jump[k]), origin[k] + low[k] * direction[k]) for k in largest]
-
-
-@eqx.filter_jit
-@precise
-def _at_sizes(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, "L _"]) -> Float[Array, " sizes"]:
-    """Return loss / size^2 for fields that are multiples of Z."""
-    return jnp.stack([model.loss(size * Z, *labels) / size**2 for size in _SIZES])
-
-
-def check_shape(model: Model, Z: Float[Array, "L r"], labels: list[Float[Array, "L _"]]) -> None:
-    """Check that the loss has a proximal operator that Newton's method finds.
-
-    Raises:
-        InputError: the loss falls faster than a square; it has a kink that opens upwards; or it has one that opens
-            downwards and `nonsmooth` does not say so.
-    """
-    small, large = np.asarray(_at_sizes(model, Z, *labels), float)
-    if small < 0 and large < _FASTER * small:
-        values = ", ".join(f"{v * size**2:.3g}" for v, size in zip((small, large), _SIZES, strict=True))
-        text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {values} for fields of size"
-        raise InputError("loss", f"{text} {_SIZES[0]:g}, {_SIZES[1]:g}")
-    tolerance = float(jnp.finfo(model.lam.dtype).eps) ** 0.5
-    (up, up_place), (down, down_place) = kinks(model, labels, np.random.default_rng(1))
-    if up > tolerance:
-        text = f"must not have a slope that jumps upwards, as it does {_at(up_place)}: minima would sit in the kink"
-        raise InputError("loss", f"{text}; smooth it, as softplus(8 * x) / 8 does relu(x)")
-    if down > tolerance and not model.nonsmooth:
-        raise InputError("nonsmooth", f"must be True for a loss whose slope jumps, as it does {_at(down_place)}")
-
-
-def _at(place: Float[np.ndarray, "L r"]) -> str:
-    return f"at Z = {np.array2string(place.ravel(), precision=2)}"
-
-
-def identity(model: Model) -> str:
-    """Return the compiled text (StableHLO) of everything that a model computes, for numbers of these shapes and dtypes.
-
-    The text contains the loss with its derivatives, the law, target, student and penalty, with all constants
-    in them. It does not contain the numbers of the model. It may change with the version of jax.
-    """
-    statics = []
-    arrays, structure = eqx.partition(model, eqx.is_array)
-
-    def computed(arrays: Any, Z: Float[Array, "L r"], fields: Float[Array, "L columns"]) -> Any:
-        model = eqx.combine(arrays, structure)
-        law = model.law()
-        given = model if law.sentences is None else model.condition_on(law.sentences.kinds[0])
-        labels = given.label(fields)
-        values: dict[str, Any] = {
-            "law": law,
-            "loss": [f(lambda *x: given.loss(x[0], *given.label(x[1])), (0, 1))(Z, fields) for f in _DERIVATIVES],
-            "scale": given.field_scale,
-            "starts": [given.start_columns(combined) for combined in (False, True)],
-            "generators": given.generators,
-        }
-        for name, arguments in {"target": labels, "student": (Z,)}.items():
-            if given.provides(name):
-                values[name] = getattr(given, name)(*arguments)
-        if given.penalty is not None:
-            w = Z.ravel()
-            values["penalty"] = given.penalty.value(w), given.penalty.prox(w, jnp.ones_like(w)), given.penalty.kinks
-        dynamic, static = eqx.partition(values, lambda a: eqx.is_array_like(a))
-        statics.append((model.shape, model.nonsmooth, jax.tree.structure(values), jax.tree.leaves(static)))
-        return dynamic
-
-    fields = [jax.ShapeDtypeStruct((model.shape[0], k), model.lam.dtype) for k in model.columns]
-    lowered = jax.jit(computed).trace(arrays, *fields).lower(lowering_platforms=("cpu",))
-    return f"{type(model).__qualname__} {without_addresses(statics[0])} {lowered.as_text()}"
-
-
-_DERIVATIVES = (lambda fn, argnums: fn, jax.grad, jax.hessian)  # custom derivatives are in the text of these only
-
 
 _OVERLAP = 1e-6  # overlap of the teacher with an encoding below which they count as orthogonal
 _CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
@@ -280,18 +144,13 @@ def check(model: Model, *, even: bool = True) -> None:
         return
     # The check also works inside a jitted function if the model is concrete. It runs on the host, whatever the device.
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        _check_fields(model)
+        _check_fields(model, even)
         model = jax.tree.map(jnp.asarray, jax.device_get(model))
-        _check_names(model)
-        _check_arguments(model)
-        check_numbers(model)
-        if model.penalty is not None:
-            check_penalty(model.penalty, model.lam, even)
-        _check_law(model)
-        _check_functions(model, even)
+        for test in _CHECKS:
+            test(model, even)
 
 
-def _check_fields(model: Model) -> None:
+def _check_fields(model: Model, even: bool) -> None:
     names = [f.name for f in dataclasses.fields(model) if not f.metadata.get("static", False)]
     leaves = [(name, leaf) for name in names for leaf in jax.tree.leaves(getattr(model, name))]
     for name, leaf in leaves:
@@ -316,7 +175,7 @@ def _check_fields(model: Model) -> None:
     require(scale.shape == () and 0 < scale < np.inf, "field_scale", scale, "one positive number")
 
 
-def _check_arguments(model: Model) -> None:
+def _check_arguments(model: Model, even: bool) -> None:
     noise = ("noise",) if model.noise else ()
     suffix = f" of a model with noise = {model.noise}"
     require_takes(model.law, "law", ())
@@ -326,7 +185,7 @@ def _check_arguments(model: Model) -> None:
             require_takes(getattr(model, name), name, parameters, suffix if name == "target" else "")
 
 
-def _check_names(model: Model) -> None:
+def _check_names(model: Model, even: bool) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
         attributes = [name for name in vars(kind) if not name.startswith("_")]
         for name in ("target", "student", "preimages", "with_teacher", "rotation_invariant", "start_columns"):
@@ -335,7 +194,12 @@ def _check_names(model: Model) -> None:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
 
 
-def _check_law(model: Model) -> None:
+def _check_penalty(model: Model, even: bool) -> None:
+    if model.penalty is not None:
+        check_penalty(model.penalty, model.lam, even)
+
+
+def _check_law(model: Model, even: bool) -> None:
     (L, _, t), law = model.shape, _computed("law", model.law)
     require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
     K = np.shape(law.weights)[:1] or (1,)
@@ -489,3 +353,98 @@ def _check_functions(model: Model, even: bool) -> None:
         is_real = isinstance(matrix, (np.ndarray, jax.Array)) and matrix.dtype.kind in "iuf"
         if not is_real or not np.all(np.isfinite(matrix)):
             raise InputError(name, f"must return an array of finite real numbers, got {' '.join(repr(matrix).split())}")
+
+
+# The checks of a model whose fields are arrays on the host, in their order; each may rely on those before it.
+_CHECKS: tuple[Callable[[Model, bool], None], ...] = (
+    _check_names,
+    _check_arguments,
+    lambda model, even: check_numbers(model),
+    _check_penalty,
+    _check_law,
+    _check_functions,
+)
+
+
+_LINES = 4
+_POINTS = 257  # places on a line; each zoom divides an interval into one less
+_LENGTH = 4.0  # a line goes so far to both sides, in units of the fields at which the loss bends
+_SIZES = 1e2, 1e3  # factors of the fields between which a loss may fall like a square, but not faster
+_FASTER = 5.0  # ratio of loss / |Z|^2 at these sizes that counts as faster; that of a cubic loss is 10
+
+
+@eqx.filter_jit
+@precise
+def _slopes(
+    model: Model,
+    origin: Float[Array, "lines L r"],
+    direction: Float[Array, "lines L r"],
+    s: Float[Array, "lines points"],
+    *labels: Float[Array, "L _"],
+) -> tuple[Float[Array, "lines points"], Float[Array, "lines points"]]:
+    """Return the first and the second derivative of the loss along lines, at places s."""
+
+    def at(origin: Float[Array, "L r"], direction: Float[Array, "L r"], s: Float[Array, ""]) -> tuple[Array, Array]:
+        slope = jax.grad(lambda s: model.loss(origin + s * direction, *labels))
+        return slope(s), jax.jvp(slope, (s,), (jnp.ones_like(s),))[1]
+
+    return jax.vmap(jax.vmap(at, (None, None, 0)))(origin, direction, s)
+
+
+def kink(model: Model, labels: list[Float[Array, "L _"]], sign: int) -> tuple[float, Float[np.ndarray, "L r"]]:
+    """Return the largest jump of the slope of the loss along random lines, and its place.
+
+    Args:
+        model: gives `loss`.
+        labels: fields of the teacher, and of the noise if there is any.
+        sign: 1 for jumps upwards, -1 for jumps downwards.
+
+    Returns:
+        The jump relative to the largest slope on its line, never negative; it is zero, to rounding, without such a
+        kink. And the fields of the student where it is.
+    """
+    (L, r, _), dtype = model.shape, model.lam.dtype
+    lines = np.random.default_rng(1).standard_normal((2, _LINES, L, r)) * float(model.field_scale)
+    low, width, scale = np.full(_LINES, -_LENGTH), 2 * _LENGTH, np.zeros(_LINES)
+    resolution = 1e3 * float(jnp.finfo(dtype).eps)
+    while width >= resolution:  # each pass zooms into the interval with the largest jump on every line
+        s = low[:, None] + width * np.linspace(0, 1, _POINTS)
+        arrays = (jnp.asarray(a, dtype) for a in (*lines, s))
+        slope, bend = (np.nan_to_num(np.asarray(a, float)) for a in _slopes(model, *arrays, *labels))
+        scale, width = np.maximum(scale, np.max(np.abs(slope), 1)), width / (_POINTS - 1)
+        # How much more the slope changes from one place to the next than its derivatives there explain.
+        excess = sign * (np.diff(slope) - 0.5 * width * (bend[:, 1:] + bend[:, :-1]))
+        low = s[np.arange(_LINES), np.argmax(excess, 1)]
+    jump = np.maximum(np.max(excess, 1), 0.0) / np.where(scale > 0, scale, 1.0)
+    k = np.argmax(jump)
+    return float(jump[k]), lines[0, k] + low[k] * lines[1, k]
+
+
+@eqx.filter_jit
+@precise
+def _at_sizes(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, "L _"]) -> Float[Array, " sizes"]:
+    """Return loss / size^2 for fields that are multiples of Z."""
+    return jnp.stack([model.loss(size * Z, *labels) / size**2 for size in _SIZES])
+
+
+def check_shape(model: Model, Z: Float[Array, "L r"], labels: list[Float[Array, "L _"]]) -> None:
+    """Check that the loss has a proximal operator that Newton's method finds.
+
+    Raises:
+        InputError: the loss falls faster than a square; it has a kink that opens upwards; or it has one that opens
+            downwards and `nonsmooth` does not say so.
+    """
+    small, large = np.asarray(_at_sizes(model, Z, *labels), float)
+    if small < 0 and large < _FASTER * small:
+        values = ", ".join(f"{v * size**2:.3g}" for v, size in zip((small, large), _SIZES, strict=True))
+        text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {values} for fields of size"
+        raise InputError("loss", f"{text} {_SIZES[0]:g}, {_SIZES[1]:g}")
+    tolerance = float(jnp.finfo(model.lam.dtype).eps) ** 0.5
+    for sign in (1, -1):
+        jump, place = kink(model, labels, sign)
+        where = f"as it does at Z = {np.array2string(place.ravel(), precision=2)}"
+        if jump > tolerance and sign > 0:
+            text = f"must not have a slope that jumps upwards, {where}: minima would sit in the kink"
+            raise InputError("loss", f"{text}; smooth it, as softplus(8 * x) / 8 does relu(x)")
+        if jump > tolerance and not model.nonsmooth:
+            raise InputError("nonsmooth", f"must be True for a loss whose slope jumps, {where}")

@@ -1,6 +1,7 @@
-"""The numbers of a spectral law from matrices: common eigenvectors, and atoms of equal eigenvalues.
+"""The law of the data: covariances and means of the tokens, in the eigenvectors that the covariances share.
 
-The law of the data: covariances and means of the tokens in the eigenvectors that they share.
+`SpectralLaw` holds its numbers, by atoms of equal eigenvalues; it is made from matrices, from samples, or for classes
+of tokens (`TokenClassMixture`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Layer = TypeVar("Layer", bound="AttentionLayer")
 
 
 class AttentionLayer(Model):
-    """A layer whose target has the same kind of attention. Subclass it, and write `attention`; `of` makes a model.
+    """A layer whose target has the same kind of attention. Subclass it, and write `attention`.
 
     The student is ``S(Z) = attention(Z)``, the target ``T(Y) = (1 - omega) attention(Y) + omega A``. Tokens have
     isotropic covariances ``Sigma_l = sigma^2 I``; positional encodings span a few directions orthogonal to the teacher.
@@ -63,23 +63,22 @@ class AttentionLayer(Model):
     spectrum: SpectralLaw | None = eqx.field(default=None, kw_only=True)
     default_mixing: ClassVar[tuple[tuple[float, ...], ...]] = ((0.6, 0.4), (0.4, 0.6))
 
-    @classmethod
-    def of(
-        cls: type[Layer],
+    def __init__(
+        self,
         omega: Number = 0.3,
-        sigma: Number = 0.5,
+        sigma: Number | None = 0.5,
         lam: Number = 0.01,
         mixing: Real[AnyArray, "L L"] | Rows | None = None,
         *,
         encodings: Real[AnyArray, "L e"] | Rows | None = None,
-        teacher: Number | Real[AnyArray, "t t"] | Rows = 1.0,
+        teacher: Number | Real[AnyArray, "t t"] | Rows | None = 1.0,
         rank: int = 1,
         penalty: Penalty | None = None,
-        law: SpectralLaw | None = None,
+        spectrum: SpectralLaw | None = None,
         dtype: DType | None = None,
         **extra_fields: Any,
-    ) -> Layer:
-        """Return a layer of this kind; by default at the paper's standard setting.
+    ):
+        """Make a layer of this kind; by default at the paper's standard setting.
 
         Args:
             omega: positional share of the target, in [0, 1].
@@ -96,8 +95,10 @@ class AttentionLayer(Model):
                 of two columns, one query and one key; a matrix has the queries first.
             rank: number of columns of the student; for untied attention that of its queries, and of its keys.
             penalty: penalty of the weights besides the ridge; ``L1(0.02)``, for instance, makes the elastic net.
-            law: law of the data, instead of sigma, encodings and teacher; for instance `SpectralLaw.from_matrices`.
-            dtype: dtype of all numbers; by default that of jax for Python floats (float32 unless x64 is enabled).
+            spectrum: law of the data, instead of sigma, encodings and teacher; for instance
+                `SpectralLaw.from_matrices`.
+            dtype: dtype of all numbers; by default that of `lam` if it is an array of jax, else that of jax for Python
+                floats (float32 unless x64 is enabled).
             extra_fields: further fields of a subclass, by name, such as `tied_teacher` of `UntiedDotProduct`; numbers
                 become arrays of the dtype.
 
@@ -105,39 +106,56 @@ class AttentionLayer(Model):
             InputError: an argument is out of range; the error names it.
         """
         require_promotion()
+        if dtype is None and isinstance(lam, jax.Array) and jnp.issubdtype(lam.dtype, jnp.floating):
+            dtype = lam.dtype
         dtype = float_dtype(dtype)
-        number_names = {field.name for field in dataclasses.fields(cls) if not field.metadata.get("static")}
-        extra_fields = {k: as_number(v, k, dtype) if k in number_names else v for k, v in extra_fields.items()}
-        numbers: dict[str, Any] = {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
-        A = as_array(cls.default_mixing if mixing is None else mixing, "mixing", dtype)
+        values: dict[str, Any] = self._extra_fields(extra_fields, dtype)
+        values |= {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype), "rank": rank}
+        A = values["mixing"] = as_array(self.default_mixing if mixing is None else mixing, "mixing", dtype)
         if A.ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
             raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {A.shape}")
         if penalty is not None:
             require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
             penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
-        if law is not None:
-            require_kind(law, "law", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
-            replaced_arguments = ("sigma", sigma, 0.5), ("encodings", encodings, None), ("teacher", teacher, 1.0)
-            for name, value, default in replaced_arguments:
-                if not (value is default or (isinstance(value, float) and value == default)):
-                    raise InputError(name, f"must be left out beside law, which says what it is, got {name}={value!r}")
-            data: dict[str, Any] = {"sigma": None, "encodings": None, "teacher": None}
-            law = jax.tree.map(lambda a: as_array(a, "law", dtype), law)
+        if spectrum is not None:
+            require_kind(spectrum, "spectrum", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
+            for name, value, default in (
+                ("sigma", sigma, 0.5),
+                ("encodings", encodings, None),
+                ("teacher", teacher, 1.0),
+            ):
+                if not (value is None or (isinstance(value, float) and value == default)):
+                    text = f"must be left out beside spectrum, which says what it is, got {name}={value!r}"
+                    raise InputError(name, text)
+            values |= {"sigma": None, "encodings": None, "teacher": None}
+            spectrum = jax.tree.map(lambda a: as_array(a, "spectrum", dtype), spectrum)
         else:
             if encodings is None:
                 if len(A) != 2:
                     raise InputError("encodings", f"must be given for L = {len(A)} tokens: an (L, e) matrix")
                 encodings = ((1.0,), (-1.0,))
             gram = as_array(teacher, "teacher", dtype)
-            gram = (
-                jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(cls._default_teachers(**extra_fields), dtype=dtype)
-            )
-            data = {"sigma": as_number(sigma, "sigma", dtype), "encodings": as_array(encodings, "encodings", dtype)}
-            data["teacher"] = gram
-        return cls(**numbers, **data, mixing=A, spectrum=law, rank=rank, penalty=penalty, **extra_fields)
+            gram = jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(self._default_teachers(values), dtype=dtype)
+            values |= {"sigma": as_number(sigma, "sigma", dtype), "teacher": gram}
+            values["encodings"] = as_array(encodings, "encodings", dtype)
+        values |= {"penalty": penalty, "spectrum": spectrum}
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, values[field.name])
+
+    def _extra_fields(self, given: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
+        """Return the fields of a subclass by name, from what the caller gave and from defaults."""
+        known = {field.name: field for field in dataclasses.fields(type(self)) if field.name not in _FIELDS}
+        if unknown := next((name for name in given if name not in known), None):
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown!r}")
+        defaults = {name: field.default for name, field in known.items() if field.default is not dataclasses.MISSING}
+        values = defaults | given
+        if missing := next((name for name in known if name not in values), None):
+            raise TypeError(f"{type(self).__name__}() lacks the keyword argument {missing!r}")
+        is_static = {name: field.metadata.get("static", False) for name, field in known.items()}
+        return {k: v if is_static[k] or v is None else as_array(v, k, dtype) for k, v in values.items()}
 
     @classmethod
-    def _default_teachers(cls, **extra_fields: Any) -> int:
+    def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
         """Number of columns of a teacher that is given as a number."""
         return 1
 
@@ -147,7 +165,7 @@ class AttentionLayer(Model):
             self._check_isotropic()
         elif self.spectrum.tokens != len(self.mixing):
             requirement = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
-            raise InputError("law", f"{requirement}, got L = {self.spectrum.tokens}")
+            raise InputError("spectrum", f"{requirement}, got L = {self.spectrum.tokens}")
         if not is_concrete(self):
             return
         omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # numpy compiles nothing for a comparison
@@ -248,6 +266,8 @@ class DotProduct(AttentionLayer):
     `AttentionLayer`.
     """
 
+    __init__ = AttentionLayer.__init__  # seen by type checkers, which derive another one from the fields
+
     def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         return jax.nn.softmax(fields @ fields.T)
 
@@ -260,6 +280,8 @@ class CausalDotProduct(AttentionLayer):
 
     The positional part A of the target is causal as well: lower triangular. Attributes as in `AttentionLayer`.
     """
+
+    __init__ = AttentionLayer.__init__
 
     default_mixing = ((1.0, 0.0), (0.4, 0.6))
 
@@ -290,11 +312,13 @@ class UntiedDotProduct(AttentionLayer):
         tied_teacher: whether the target is tied, ``(1 - omega) softmax(Y Y^T) + omega A``.
     """
 
+    __init__ = AttentionLayer.__init__
+
     tied_teacher: bool = eqx.field(static=True, default=False)
 
     @classmethod
-    def _default_teachers(cls, *, tied_teacher: Any = False, **extra_fields: Any) -> int:
-        return 1 if tied_teacher else 2
+    def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
+        return 1 if extra_fields["tied_teacher"] else 2
 
     def __check_init__(self) -> None:
         as_flag(self.tied_teacher, "tied_teacher")
@@ -346,6 +370,8 @@ class LinearAttention(AttentionLayer):
     one half, so no denominator vanishes, and rows sum to one. Attributes as in `AttentionLayer`.
     """
 
+    __init__ = AttentionLayer.__init__
+
     def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         scores = fields @ fields.T
         kernel = 1 + scores + 0.5 * scores**2
@@ -358,6 +384,8 @@ class ReLUAttention(AttentionLayer):
     Rows need not sum to one; divided by their sum they would have no limit at ``Z = 0``. The gradient of the loss jumps
     where a score changes its sign. Attributes as in `AttentionLayer`.
     """
+
+    __init__ = AttentionLayer.__init__
 
     @property
     def nonsmooth(self) -> bool:
@@ -384,21 +412,15 @@ def _require_preimages(condition: bool, requirement: str, value: str) -> None:
         raise InputError("model", text)
 
 
-dot_product = DotProduct.of
-"""Make a `DotProduct`, the layer of the paper, by `AttentionLayer.of`; by default at the paper's standard setting."""
-causal_dot_product = CausalDotProduct.of
-"""Make a `CausalDotProduct` by `AttentionLayer.of`."""
-untied_dot_product = UntiedDotProduct.of
-"""Make an `UntiedDotProduct` by `AttentionLayer.of`, with `tied_teacher` if the target is tied."""
-linear_attention = LinearAttention.of
-"""Make a `LinearAttention` by `AttentionLayer.of`."""
-relu_attention = ReLUAttention.of
-"""Make a `ReLUAttention` by `AttentionLayer.of`."""
+_FIELDS = {field.name for field in dataclasses.fields(AttentionLayer)} - {"kind"}
 
-LAYERS = {
-    "dot_product": dot_product,
-    "causal_dot_product": causal_dot_product,
-    "untied_dot_product": untied_dot_product,
-    "linear_attention": linear_attention,
-    "relu_attention": relu_attention,
+# The shipped layers by the names that the command line takes.
+LAYERS: dict[str, type[AttentionLayer]] = {
+    "dot_product": DotProduct,
+    "causal_dot_product": CausalDotProduct,
+    "untied_dot_product": UntiedDotProduct,
+    "linear_attention": LinearAttention,
+    "relu_attention": ReLUAttention,
 }
+dot_product, causal_dot_product, untied_dot_product = DotProduct, CausalDotProduct, UntiedDotProduct
+linear_attention, relu_attention = LinearAttention, ReLUAttention

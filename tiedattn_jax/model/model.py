@@ -1,13 +1,15 @@
-"""Preimages of a label: the teacher's fields that are compatible with it.
+"""The model: one scalar loss of the local fields, and the law of the data. Everything else follows from these.
 
-The model: one scalar loss of the local fields, and the law of the data. Everything else follows from these.
+A model may also say which fields of the teacher are compatible with a label, its `Preimages`. `identity` is a text of
+what a model computes.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..base.arrays import AnyArray, precise
 from ..base.errors import InputError
+from ..base.files import without_addresses
 from ..base.report import Description, Printed, entries
 from .law import Sentence, SpectralLaw
 from .penalties import Penalty
@@ -96,7 +99,8 @@ class Model(Printed):
     kind: Float[Array, " C"] | None = eqx.field(kw_only=True, default=None)
 
     def describe(self) -> Description:
-        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in vars(self).items() if a is not None}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in fields.items() if a is not None}
         return Description("", numbers=list(texts.items()))
 
     @property
@@ -270,3 +274,40 @@ def over_kinds(model: Model, fn: Callable[[Model], T]) -> T:
     if sentences is None:
         return fn(model)
     return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), sentences.kinds))
+
+
+def identity(model: Model) -> str:
+    """Return the compiled text (StableHLO) of everything that a model computes, for numbers of these shapes and dtypes.
+
+    The text contains the loss with its derivatives, the law, target, student and penalty, with all constants
+    in them. It does not contain the numbers of the model. It may change with the version of jax.
+    """
+    statics = []
+    arrays, structure = eqx.partition(model, eqx.is_array)
+
+    def computed(arrays: Any, Z: Float[Array, "L r"], fields: Float[Array, "L columns"]) -> Any:
+        model = eqx.combine(arrays, structure)
+        law = model.law()
+        given = model if law.sentences is None else model.condition_on(law.sentences.kinds[0])
+        labels = given.label(fields)
+        values: dict[str, Any] = {
+            "law": law,
+            "loss": [f(lambda *x: given.loss(x[0], *given.label(x[1])), (0, 1))(Z, fields) for f in _DERIVATIVES],
+            "scale": given.field_scale,
+        }
+        for name, arguments in {"target": labels, "student": (Z,)}.items():
+            if given.provides(name):
+                values[name] = getattr(given, name)(*arguments)
+        if given.penalty is not None:
+            w = Z.ravel()
+            values["penalty"] = given.penalty.value(w), given.penalty.prox(w, jnp.ones_like(w)), given.penalty.kinks
+        dynamic, static = eqx.partition(values, lambda a: eqx.is_array_like(a))
+        statics.append((model.shape, model.nonsmooth, jax.tree.structure(values), jax.tree.leaves(static)))
+        return dynamic
+
+    fields = [jax.ShapeDtypeStruct((model.shape[0], k), model.lam.dtype) for k in model.columns]
+    lowered = jax.jit(computed).trace(arrays, *fields).lower(lowering_platforms=("cpu",))
+    return f"{type(model).__qualname__} {without_addresses(statics[0])} {lowered.as_text()}"
+
+
+_DERIVATIVES = (lambda fn, argnums: fn, jax.grad, jax.hessian)  # custom derivatives are in the text of these only

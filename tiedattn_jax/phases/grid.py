@@ -18,8 +18,7 @@ from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import VERSION, Store, fingerprint, named
 from ..base.report import Settings, Status, has_state, quorum
-from ..model.checks import identity
-from ..model.model import Model
+from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axis_of
 from ..theory import engine as pool

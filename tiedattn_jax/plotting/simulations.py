@@ -1,9 +1,4 @@
-"""Pictures of simulations at finite size.
-
-Pictures of learning dynamics.
-
-Pictures of the counting task.
-"""
+"""Pictures of simulations at finite size, of learning dynamics and of the counting task."""
 
 from __future__ import annotations
 

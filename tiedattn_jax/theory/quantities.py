@@ -80,6 +80,25 @@ class Quantity(Result):
         value = factor * jnp.nanmean(values)
         return cls(value, bar, jnp.asarray(status), *slopes, **fields)
 
+    @property
+    def title(self) -> str:
+        """The number in words."""
+        return "value"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the number, its error bar, its derivatives and the status; valid JSON if all numbers are finite."""
+        return {
+            "value": float(self.value),
+            "stderr": float(self.stderr),
+            **self.derivatives(),
+            "status": self.status_name,
+        }
+
+    def describe(self) -> Description:
+        headline = f"{self.title} = {with_error(self.value, self.stderr)}"
+        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
+        return Description(headline, self.status_name, *rows)
+
     def derivatives(self) -> dict[str, Any]:
         """Return the sensitivities and their error bars by the names of the numbers, ready for JSON."""
         trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
@@ -91,11 +110,6 @@ class Quantity(Result):
             return []
         values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
         return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
-
-    def describe(self) -> Description:
-        by_alpha = [] if self.by_alpha is None else [("d/dalpha", str(self.by_alpha))]
-        number, details = with_error(self.value, self.stderr), self.sensitivity_rows(numbers_by_name)
-        return Description("", self.status_name, [("value", number)], by_alpha + details)
 
 
 def numbers_by_name(model: Model) -> dict[str, Any]:

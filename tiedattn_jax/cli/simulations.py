@@ -1,4 +1,4 @@
-"""`tiedattn histogram`: several runs of the counting task of Appendix A with one mechanism."""
+"""`tiedattn gamp`, `train` and `histogram`: instances of finite size, beside the theory, and the counting task."""
 
 from __future__ import annotations
 
@@ -9,17 +9,81 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
+from .. import counting
+from ..averages.rules import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import claim, csv_of
 from ..base.report import Status
-from ..counting.task import MECHANISMS, Data, attention, sample
-from ..counting.training import History, Training, compare, table, train, unfreeze
+from ..finite.data import Data
+from ..finite.instances import run_instances
+from ..finite.message_passing import GAMP, gamp
+from ..finite.training import OPTIMIZERS, Training, default_optimizer, train
+from ..model.parameters import scalar_parameters
 from ..plotting.simulations import attention_figure, learning_figure
-from .options import defaults_of, integer, subcommand
-from .report import Report, png, progress_bars
+from .options import (
+    ALPHA,
+    MODEL,
+    Command,
+    Report,
+    averages,
+    defaults_of,
+    integer,
+    model_of,
+    nodes_of,
+    png,
+    progress_bars,
+)
 
-_SAMPLED, _TRAINED, _UNFROZEN = defaults_of(sample), defaults_of(train), defaults_of(unfreeze)
+INITS = ("semantic", "positional", "random", "spectral")
+STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
+_STEPS_TEXT = ", ".join(f"{steps} for {method}" for method, steps in STEPS.items())
+_INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory
+
+
+_SIMULATION = {
+    **ALPHA,
+    **MODEL,
+    **averages(),
+    "d": {"type": integer(), "default": 1000, "help": "dimension of a token"},
+    "init": {"choices": INITS, "default": "semantic", "help": "initial weights"},
+    "steps": {"type": integer(), "help": f"largest number of steps; by default {_STEPS_TEXT}"},
+    "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "number of independent instances"},
+}
+_OPTIMIZER = {
+    "choices": OPTIMIZERS,
+    "help": "by default lbfgs, or gd with --l1; the paper uses gd, which is not at a minimum after its 5000 steps",
+}
+
+
+def run_simulation(args: argparse.Namespace) -> Report:
+    """Draw the instances, run message passing or training on them, and solve the theory for each."""
+    model = model_of(args)
+    method = "gamp" if args.command == "gamp" else args.optimizer or default_optimizer(model)
+    steps = args.steps or STEPS[method]
+
+    def run_one(data: Data, key: PRNGKeyArray) -> GAMP | Training:
+        if method == "gamp":
+            return gamp(model, data, args.init, steps=steps, tol=1e-10, key=key)
+        return train(model, data, args.init, optimizer=method, steps=steps, key=key)
+
+    require_memory(_INSTANCE_BYTES * args.instances, "instances", args.instances, "their results")
+    keys = jax.random.split(jax.random.key(args.seed), args.instances)
+    nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
+    with progress_bars(args, "instance", delay=1) as stage:
+        instances = run_instances(model, args.d, args.alpha, run_one, keys, nodes=nodes, progress=stage(method))
+    text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{instances.summary()}"
+    numbers = {"d": args.d, "alpha": args.alpha, **scalar_parameters(model), **instances.to_dict()}
+    succeeded = bool(np.all(instances.ok) & np.all(instances.theory_status <= Status.stalled))
+    return Report(numbers, text, {}, succeeded, nodes)
+
+
+_SAMPLED, _TRAINED, _UNFROZEN = (
+    defaults_of(counting.sample),
+    defaults_of(counting.train),
+    defaults_of(counting.unfreeze),
+)
 _EVEN = integer(2, suffix=", even", holds=lambda v: v % 2 == 0)
 # Options that are numbers: type, default, help.
 COUNTS = {
@@ -37,20 +101,20 @@ COUNTS = {
     "hidden": (integer(), _TRAINED["hidden"], "number of hidden units"),
 }
 
-_MECHANISM_HELP = "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)"
+_HISTOGRAM = {
+    "mechanism": {
+        "choices": counting.MECHANISMS,
+        "default": "semantic",
+        "help": "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)",
+    },
+    **{name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()},
+}
 
 # Arguments of the library whose option has another name: that name, and a prefix for the error message.
 OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
 
 
-def register(commands: argparse._SubParsersAction) -> None:
-    options = {name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()}
-    form = {"choices": MECHANISMS, "default": "semantic", "help": _MECHANISM_HELP}
-    text, message = "train transformers to count tokens", "the same call resumes from {out}"
-    subcommand(commands, "histogram", run, text, {"mechanism": form, **options}, message)
-
-
-def run(args: argparse.Namespace) -> Report:
+def run_histogram(args: argparse.Namespace) -> Report:
     """Train frozen solutions, train them on with all weights free, and compare.
 
     With `--out`, a checkpoint is written there after every epoch; the same call resumes from it.
@@ -65,7 +129,7 @@ def run(args: argparse.Namespace) -> Report:
             complaint = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
         option, prefix = OPTIONS.get(problem.argument, (problem.argument, ""))
         raise InputError(option, prefix + complaint) from None
-    comparison = compare(frozen, free)
+    comparison = counting.compare(frozen, free)
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
         **comparison.to_dict(),
@@ -75,7 +139,11 @@ def run(args: argparse.Namespace) -> Report:
     text = f"{args.mechanism}: {comparison.summary()}"
     if per_epoch is not None:
         text += f"\n{per_epoch:.2f} s per epoch and run"
-    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table({args.mechanism: comparison}))
+    files = (
+        {}
+        if args.out is None
+        else _files(args.mechanism, frozen, free, data, counting.table({args.mechanism: comparison}))
+    )
     return Report(
         numbers, text, files, not np.any(comparison.status == Status.nonfinite), name=f"{args.mechanism}_histogram"
     )
@@ -91,13 +159,13 @@ def _check_memory(args: argparse.Namespace) -> None:
     require_memory(args.runs * run_bytes, "runs", args.runs, "the weights of so many transformers")
 
 
-def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float | None]:
+def _trained(args: argparse.Namespace) -> tuple[counting.Data, counting.Training, counting.Training, float | None]:
     """Return the data, both trainings, and the median seconds per epoch and run of the frozen one.
 
     The first epoch is not timed, because it compiles. The seconds are None if no other epoch ran.
     """
     data_key, run_key = jax.random.split(jax.random.key(args.seed))
-    data = sample(data_key, args.samples, length=args.length, tokens=args.tokens)
+    data = counting.sample(data_key, args.samples, length=args.length, tokens=args.tokens)
     keys = jax.random.split(run_key, args.runs)
     times: list[float] = []
     with progress_bars(args, "epoch") as stage:
@@ -113,10 +181,12 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
             return {"checkpoint": path, "progress": progress}
 
         sizes = {"width": args.width, "hidden": args.hidden}
-        frozen = train(keys, data, args.mechanism, epochs=args.epochs, **sizes, **stage_options("frozen", "frozen"))
+        frozen = counting.train(
+            keys, data, args.mechanism, epochs=args.epochs, **sizes, **stage_options("frozen", "frozen")
+        )
         seconds = np.diff(times)[1:]  # without the first epoch, which compiles
         try:
-            free = unfreeze(
+            free = counting.unfreeze(
                 keys, frozen, data, epochs=args.free_epochs, **stage_options("free", f"free_from_{args.epochs}")
             )
         except InputError as problem:
@@ -125,9 +195,11 @@ def _trained(args: argparse.Namespace) -> tuple[Data, Training, Training, float 
     return data, frozen, free, float(np.median(seconds)) / args.runs if seconds.size else None
 
 
-def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: str) -> dict[str, bytes]:
+def _files(
+    mechanism: str, frozen: counting.Training, free: counting.Training, data: counting.Data, text: str
+) -> dict[str, bytes]:
     stages, sequences = {"frozen": frozen, "free": free}, data.examples()
-    matrices = {name: attention(training.run(0), sequences) for name, training in stages.items()}
+    matrices = {name: counting.attention(training.run(0), sequences) for name, training in stages.items()}
     files = {
         "curves.csv": csv_of(_epoch_rows(stages)),
         "table.md": f"{text}\n".encode(),
@@ -137,12 +209,22 @@ def _files(mechanism: str, frozen: Training, free: Training, data: Data, text: s
     return {f"{mechanism}_{name}": content for name, content in files.items()}
 
 
-def _epoch_rows(stages: dict[str, Training]) -> list[dict[str, Any]]:
+def _epoch_rows(stages: dict[str, counting.Training]) -> list[dict[str, Any]]:
     """Return the table of what was measured after every epoch of every run."""
     rows = []
     for stage, training in stages.items():
-        measurements = {field.name: getattr(training.history, field.name) for field in fields(History)}
+        measurements = {field.name: getattr(training.history, field.name) for field in fields(counting.History)}
         for k, epoch in np.ndindex(training.history.train_loss.shape):
             values = {name: a[k, epoch] for name, a in measurements.items()}
             rows.append({"stage": stage, "run": k, "epoch": epoch + 1, **values})
     return rows
+
+
+_ON_DATA = "on sampled data and compare it with the theory"
+COMMANDS = (
+    Command("gamp", run_simulation, f"run message passing {_ON_DATA}", _SIMULATION),
+    Command("train", run_simulation, f"train the layer {_ON_DATA}", {**_SIMULATION, "optimizer": _OPTIMIZER}),
+    Command(
+        "histogram", run_histogram, "train transformers to count tokens", _HISTOGRAM, "the same call resumes from {out}"
+    ),
+)

@@ -1,0 +1,270 @@
+"""`tiedattn transition`, `solve` and `diagram`: the theory at a transition, at one setting, and on a grid."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..averages.rules import SIZES
+from ..base.errors import InputError, require_memory
+from ..base.files import csv_of, pack
+from ..bayes.fixed_points import bayes
+from ..bayes.thresholds import RECOVERIES, Recovery, perfect_recovery, weak_recovery
+from ..model.overlaps import BRANCHES, PAIR
+from ..phases.boundaries import Boundary
+from ..phases.events import Transition
+from ..phases.follow import Curve
+from ..phases.grid import phase_diagram
+from ..phases.sweep import sweep
+from ..phases.trace import trace_boundary
+from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing
+from ..plotting.theory import branch_figure
+from ..theory.solve import solve
+from .options import (
+    ALPHA,
+    MODEL,
+    NUMBERS,
+    OPTIMAL,
+    Command,
+    Report,
+    averages,
+    integer,
+    model_of,
+    nodes_of,
+    png,
+    positive,
+    progress_bars,
+)
+
+CURVE_POINTS = 23
+CURVE_RANGE = (0.05, 2.25)
+
+
+def run_transition(args: argparse.Namespace) -> Report:
+    """Follow both branches, find their ends, alpha_c and alpha_l."""
+    model = model_of(args)
+    nodes, coarse_nodes = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
+    alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
+    curves: list[Curve] = []
+    ends: dict[str, list[BranchEnd]] = {}
+    with progress_bars(args, "solve") as stage:
+        recoveries: list[Recovery] = []
+        if args.optimal:
+            stage("optimal learner")(0, 1)
+            recoveries = [weak_recovery(model), perfect_recovery(model)]
+            places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
+            optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
+        for branch in PAIR:
+            curve = sweep(model, alphas, branch, coarse_nodes, progress=stage(f"{branch} branch"))
+            assert isinstance(curve, Curve)
+            curves.append(curve)
+            stage(f"ends of the {branch} branch")(0, 1)
+            ends[branch] = branch_ends(curves[-1], coarse_nodes)
+        stage("alpha_c")(0, 1)
+        critical = critical_alpha(model, nodes, start=curves)
+        stage("alpha_l")(0, 1)
+        crossing = linear_crossing(model, critical, nodes, start=curves)
+    summaries = [result.summary() for result in (critical, crossing, *recoveries)]
+    text = "\n\n".join([*summaries, "\n".join(_end_lines(ends, curves))])
+    files = {}
+    if args.out is not None:
+        full_curves = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
+        figure = branch_figure(full_curves, critical, crossing, optimal if args.optimal else None, recoveries)
+        files = {"transition.png": png(figure), "curves.csv": _curves_csv(curves)}
+        text += f"\nFigure, table and JSON: {args.out / 'transition.png'}, curves.csv, transition.json"
+    report = transition_report(critical, crossing, ends) | {r.event: float(r.alpha) for r in recoveries}
+    return Report(report, text, files, bool(critical.ok), nodes)
+
+
+def _to_its_ends(curve: Curve, ends: list[BranchEnd]) -> Curve:
+    """Add the states at its ends to a curve, for a picture."""
+    states = [state for end in ends if end.transition.ok for state in end.transition.branches]
+    return Curve(curve.branch, tuple(sorted((*curve.points, *states), key=lambda point: float(point.alpha))))
+
+
+def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+    """Return the JSON object of `tiedattn transition`."""
+    # alpha_l depends on which minimum is global, and that is not known without alpha_c.
+    events = {
+        "alpha_c": critical.to_dict() if critical.ok else {},
+        "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
+    }
+    report: dict[str, Any] = {}
+    for name, numbers in events.items():
+        report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
+    for kind in ("rs_shift", "rs_shift_stderr"):
+        report[f"alpha_c_{kind}"] = events["alpha_c"].get(kind)
+    main_ends = {branch: main_end(end_list) for branch, end_list in ends.items()}
+    report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main_ends.items()}
+    report["ends"] = {branch: [end.to_dict() for end in end_list] for branch, end_list in ends.items()}
+    for kind in ("sensitivities", "sensitivities_stderr"):
+        report[kind] = {name: _scalars(numbers.get(kind)) for name, numbers in events.items()}
+    report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
+    report["status"], report["reason"] = critical.status_name, critical.reason
+    return report
+
+
+def _scalars(numbers: dict[str, Any] | None) -> dict[str, float] | None:
+    """Keep the entries that are single numbers; these are the options of the command line."""
+    return numbers and {name: value for name, value in numbers.items() if isinstance(value, float)}
+
+
+def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
+    """Return the end next to the stable range: the highest lower end, else the lowest upper end; None without ends."""
+    lower = [e for e in ends if e.side == "lower"]
+    return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
+
+
+def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Curve]) -> list[str]:
+    """Describe how the branches end, in one line for each end."""
+    lines = []
+    for curve in curves:
+        end_list = ends[str(curve.branch)]
+        lines += [f"{curve.branch} branch, {end.describe().what}" for end in end_list]
+        if not end_list:
+            range_text = f"{curve.alphas[0]:g} <= alpha <= {curve.alphas[-1]:g}"
+            lines.append(f"{curve.branch} branch: neither end nor loss of stability in {range_text}")
+    return lines
+
+
+def _curves_csv(curves: list[Curve]) -> bytes:
+    """Return the curves as CSV: `FixedPoint.to_dict` of every point, under the name of the branch that was followed."""
+    rows = []
+    for curve in curves:
+        for report in curve.to_dict()["points"]:
+            bars = {f"{name}_stderr": bar for name, bar in report.pop("stderr").items()}
+            del report["affected_by_jumps"]
+            rows.append({**report, "branch": curve.branch, **bars})
+    return csv_of(rows)
+
+
+_ANY = "any"  # option value for the branch None, which imposes no symmetry
+
+
+_SOLVE = {
+    **ALPHA,
+    **MODEL,
+    **averages(),
+    "branch": {
+        "choices": [name or _ANY for name in BRANCHES],
+        "default": "semantic",
+        "help": "branch; `any` sets no overlap to zero, as the lowest state of a student of rank two requires",
+    },
+    "rtol": {
+        "type": positive,
+        "help": "refine the averages until the relative error bars are this small; not with --rule, --nodes, "
+        "--replicates",
+    },
+}
+
+
+def run_solve(args: argparse.Namespace) -> Report:
+    """Solve one branch at one alpha.
+
+    Raises:
+        InputError: if an option of the averages is given together with `--rtol`, which chooses the averages.
+    """
+    model = model_of(args)
+    nodes = nodes_of(args, model) if args.rtol is None else None
+    for name, default in {**{k: form["default"] for k, form in averages().items()}, "seed": 0}.items():
+        if args.rtol is not None and (value := getattr(args, name)) != default:
+            raise InputError(name, f"must be left out beside --rtol, which chooses the averages, got --{name} {value}")
+    branch = None if args.branch == _ANY else args.branch
+    point = solve(model, args.alpha, branch, nodes, rtol=args.rtol)
+    return Report(point.to_dict(), point.summary(), {}, bool(point.ok), nodes)
+
+
+NAMES = ("alpha", *NUMBERS)
+AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
+_CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row of the table
+
+
+_AXIS = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
+_DIAGRAM = {
+    **MODEL,
+    **averages("grid"),
+    **{name: {**_AXIS, "default": axis.split(), "help": f"{name} axis of the grid"} for name, axis in AXES.items()},
+    "alpha": {
+        "type": positive,
+        "help": f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}",
+    },
+    "devices": {"type": integer(), "help": "number of devices for the grid; by default all; a CPU is one"},
+    "resume": {"action": "store_true", "help": "continue from the finished tracks in the folder of --out"},
+    **OPTIMAL,
+}
+
+
+def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
+    """Parse the words `NAME LOW HIGH POINTS` of an axis.
+
+    Raises:
+        InputError: if the words do not have this form.
+    """
+    name, *limits, points = words
+    try:
+        low, high, size = *map(float, limits), int(points)
+        is_valid = name in NAMES and -np.inf < low < high < np.inf and size >= 1
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        requirement = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
+        raise InputError(option, f"must be {requirement}, got {' '.join(words)!r}")
+    return name, low, high, size
+
+
+def run_diagram(args: argparse.Namespace) -> Report:
+    """Solve both branches on the grid; with `--out`, draw the diagram and write its table and arrays."""
+    model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
+    larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
+    require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
+    x, y = ((name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
+    alpha_is_free = "alpha" not in (x[0], y[0])
+    if args.optimal and alpha_is_free:
+        raise InputError("optimal", "must be left out where alpha is not an axis of the grid")
+    nodes = nodes_of(args, model)
+    with progress_bars(args, "solve") as stage:
+        recoveries: list[Boundary] = []
+        if args.optimal:
+            name, values = x if y[0] == "alpha" else y
+            for event in RECOVERIES:
+                recoveries.append(trace_boundary(model, event, name, values, progress=stage(event.replace("_", " "))))
+        diagram = phase_diagram(
+            model,
+            x,
+            y,
+            nodes,
+            alpha=(args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha,
+            devices=args.devices,
+            out=None if args.out is None else args.out / "tracks",
+            resume=args.resume,
+            progress=stage("both branches"),
+        )
+    files = {}
+    if args.out is not None:
+        files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
+        files["diagram.npz"] = pack(diagram)
+    report = diagram.to_dict() | {boundary.event: boundary.alpha.tolist() for boundary in recoveries}
+    text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
+    return Report(report, text, files, bool(diagram.solved.any()), nodes)
+
+
+COMMANDS = (
+    Command(
+        "transition",
+        run_transition,
+        "find alpha_c and alpha_l, and follow both branches",
+        {**MODEL, **averages("transition"), **OPTIMAL},
+    ),
+    Command("solve", run_solve, "compute one fixed point of the theory", _SOLVE),
+    Command(
+        "diagram",
+        run_diagram,
+        "compute a phase diagram: both branches on a grid of settings",
+        _DIAGRAM,
+        "finished tracks are kept: go on with --resume --out {out}",
+    ),
+)
