@@ -77,14 +77,15 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transit
     """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
     model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
-    return ta.Transition(jnp.asarray(alpha), jnp.asarray(0.01), model, bars, jnp.asarray(status), branches, event)
+    numbers = jnp.asarray(alpha), jnp.asarray(0.01), jnp.asarray(status), model, bars
+    return ta.Transition(*numbers, branches=branches, event=event)
 
 
 def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> EventTable:
     """A table of an event along one axis; it is missing where alpha is NaN."""
     cells = [
         Missing(reason, int(ta.Status.absent)) if np.isnan(a)
-        else ta.Transition(jnp.asarray(a), jnp.asarray(bar), None, None, jnp.asarray(0), (), event)
+        else ta.Transition(jnp.asarray(a), jnp.asarray(bar), jnp.asarray(0), event=event)
         for a, bar in zip(alpha, stderr, strict=True)
     ]  # fmt: skip
     slope = np.full(len(cells), np.nan) if slope is None else np.array(slope, float)

@@ -21,7 +21,7 @@ from tiedattn_jax.bayes import channel as bayes_nodes
 from tiedattn_jax.dynamics import emergence, flow as spans, landscape, sgd, small_start
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
-from tiedattn_jax.phases import best_places, best_ridge, best_search, trace, transitions
+from tiedattn_jax.phases import best, locate, places, transitions
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine as slots, newton, potentials as weights
@@ -83,7 +83,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/faq.md": [
         "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
-        f"searches for its first point at $\\alpha$ from {short(trace.SEARCH[-1])} to {short(trace.SEARCH[0])}",
+        f"searches for its first point at $\\alpha$ from {short(locate.SEARCH[-1])} to {short(locate.SEARCH[0])}",
         f"More than {UNRESOLVED} of the nodes",
         f"Below {percent(overlaps.ZERO)} of its largest possible size it counts as zero",
         f"({short(float(ta.Settings().damping))} is the default",
@@ -115,9 +115,9 @@ PAGES: dict[str, list[str]] = {
         f"to show the calls (the paper has {TRAINED})",
     ],
     "docs/howto/best_ridge.md": [
-        f"from \\(10^{{{power(best_ridge.RIDGES[0], 10)}}}\\) to {best_ridge.RIDGES[1]:g}",
-        f"takes {WORDS[best_search.PER_DECADE]} values in a factor of ten",
-        f"e^{{\\pm {best_places._OFFSET}}}",
+        f"from \\(10^{{{power(best.RIDGES[0], 10)}}}\\) to {best.RIDGES[1]:g}",
+        f"takes {WORDS[places._PER_DECADE]} values in a factor of ten",
+        f"e^{{\\pm {best._OFFSET}}}",
     ],
     "docs/howto/penalties.md": [f"students of up to {WORDS[len(weights._ORDERS)]} columns"],
     "docs/howto/report.md": [f"At its default, $10^{{{power(float(ta.Settings().tol), 10)}}}$"],

@@ -11,7 +11,7 @@ passing and training follow from it. The public functions by task:
     iterations      state_evolution: message passing in time
     transitions     critical_alpha, linear_crossing, branch_ends, find_event, EVENTS
     best ridge      best_ridge, and sweep(model, "best lam", alpha=values) for many settings
-    many settings   sweep, Axis, Table, phase_diagram, trace_branch, folds_of
+    many settings   sweep, Axis, Table, phase_diagram, trace_branch
     files           result.save(path), load; table(), to_csv, to_xarray of tables and diagrams
     averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
     replica symmetry breaking       solve_1rsb, transition_1rsb
@@ -93,17 +93,21 @@ from .model.model import Model as Model, Preimages as Preimages, orbit as orbit
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .model.parameters import Axis as Axis
 from .model.penalties import L1 as L1, Penalty as Penalty
-from .phases.arclength import BranchPath as BranchPath, folds_of as folds_of, trace_branch as trace_branch
-from .phases.best_ridge import BestRidge as BestRidge, best_ridge as best_ridge
+from .phases.arclength import BranchPath as BranchPath, trace_branch as trace_branch
+from .phases.best import BestRidge as BestRidge, best_ridge as best_ridge
 from .phases.diagram import REGIONS as REGIONS, PhaseDiagram as PhaseDiagram
-from .phases.ends import BranchEnd as BranchEnd, branch_ends as branch_ends
 from .phases.events import EVENTS as EVENTS, Event as Event, Transition as Transition
 from .phases.grid import phase_diagram as phase_diagram
-from .phases.locate import Guess as Guess, find_event as find_event
 from .phases.sweep import sweep as sweep
 from .phases.table import Table as Table
 from .phases.thresholds import threshold as threshold
-from .phases.transitions import critical_alpha as critical_alpha, linear_crossing as linear_crossing
+from .phases.transitions import (
+    BranchEnd as BranchEnd,
+    branch_ends as branch_ends,
+    critical_alpha as critical_alpha,
+    find_event as find_event,
+    linear_crossing as linear_crossing,
+)
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint, solve_1rsb as solve_1rsb
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
 from .rsb.transitions import OneRSBTransition as OneRSBTransition, transition_1rsb as transition_1rsb

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases.ends import branch_ends
+from tiedattn_jax.phases.transitions import branch_ends
 from tiedattn_jax.plotting.style import COLOURS, ERROR, LABELS, LOSS, MARKS, ORDERS, SYMBOLS, line, panels
 
 from .data import Columns, Task, filled, keep, known, read, where

@@ -18,6 +18,7 @@ from tiedattn_jax.base.derivatives import derivative_along
 from tiedattn_jax.base.files import packed
 from tiedattn_jax.base.programs import stored_program
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, symmetric
+from tiedattn_jax.phases.locate import Guess
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.observables import gen_error_in
 from tiedattn_jax.theory.paths import Call, together
@@ -202,7 +203,7 @@ def test_structures(model, arguments):
 
     A user's module cannot.
     """
-    guess = ta.Guess(1.0, (BRANCHES["semantic"].start(model),))
+    guess = Guess(1.0, (BRANCHES["semantic"].start(model),))
     tree = {"b": (model, None, [jnp.ones(2)]), "a": guess}
     assert jax.tree.structure(compiled.example(json.loads(json.dumps(compiled.described(tree))))) == jax.tree.structure(
         tree

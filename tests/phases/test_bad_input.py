@@ -12,6 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.files import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
+from tiedattn_jax.phases.locate import Guess
 from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.theory.solve import Problem
 
@@ -20,9 +21,9 @@ from tiedattn_jax.theory.solve import Problem
 def defaults(model, lines, semantic_states):
     """Arguments that every function accepts, by the function's name."""
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
-    start = ta.Guess(1.0, (x,))
+    start = Guess(1.0, (x,))
     states = [ta.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
-    transition = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(states), "alpha_c")
+    transition = ta.Transition(alpha, alpha, jnp.array(0), branches=tuple(states))
     return {
         "sweep": {"model": model, "question": "semantic", "alpha": [1.0], "nodes": lines},
         "phase_diagram": {"model": model, "alpha": [1.0, 2.0], "omega": [0.3], "nodes": lines},
@@ -38,7 +39,6 @@ def defaults(model, lines, semantic_states):
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
         "branch_ends": {"curve": StateTable.of("semantic", states[1:]), "nodes": lines},
-        "folds_of": {"paths": []},
         "map": {"model": model, "question": "alpha_c", "omega": [0.3, 0.4], "sigma": [0.5, 0.6], "nodes": lines},
     }
 
@@ -153,7 +153,6 @@ BAD = [
     ("phase_diagram", {"out": "/dev/null/here"}, "out"),
     ("phase_diagram", {"out": 5}, "out"),
     ("phase_diagram", {"resume": True}, "out"),
-    ("folds_of", {}, "paths"),
     ("phase_diagram", {"resume": "no"}, "resume"),
     ("find_event", {"sensitivities": "no"}, "sensitivities"),
     ("traced", {"sensitivities": 0}, "sensitivities"),

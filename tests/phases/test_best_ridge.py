@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
-from tiedattn_jax.phases import best_places as places_module
-from tiedattn_jax.phases.best_places import Optimum, Sample
-from tiedattn_jax.phases.best_ridge import prepared_search
-from tiedattn_jax.phases.best_search import Place, Walk, places_of
+from tiedattn_jax.phases import best as best_module
+from tiedattn_jax.phases.best import Optimum, numbers_of, prepared_task
+from tiedattn_jax.phases.locate import Zero
+from tiedattn_jax.phases.places import Place, Walk, places_of
 from tiedattn_jax.plotting.style import COLOURS
 
-# The modules; `sweep` and `best_ridge` of the package are functions.
-sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")
-best_module = importlib.import_module("tiedattn_jax.phases.best_ridge")
+sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # the module; `sweep` of the package is a function
 
 # The proximal operator jumps in both states. The ranges are narrow, so that the tests are fast.
 SETTINGS = {"semantic": ([1.23, 1.25, 1.27], (2e-4, 2e-3)), "positional": ([0.98, 1.0, 1.02], (8e-3, 8e-2))}
@@ -64,7 +63,7 @@ def test_slopes_against_differences(curve):
     a, b, c = curve.cells
     width = curve.at[2] - curve.at[0]
     np.testing.assert_allclose(b.by_alpha.value, (c.value - a.value) / width, rtol=0.04)
-    np.testing.assert_allclose(b.gen_error_by_alpha.value, (c.gen_error.value - a.gen_error.value) / width, rtol=5e-3)
+    np.testing.assert_allclose(b.gen_error.by_alpha.value, (c.gen_error.value - a.gen_error.value) / width, rtol=5e-3)
     assert 0 < b.by_alpha.stderr < 0.05 * abs(b.by_alpha.value)
 
 
@@ -78,8 +77,8 @@ def test_sensitivities_against_differences(curve, model, lines, branch):
     slope = (above.value - below.value) / (2 * step)
     np.testing.assert_allclose(best.sensitivities.sigma, slope, rtol=0.04, atol=3 * best.sensitivities_stderr.sigma)
     slope = (above.gen_error.value - below.gen_error.value) / (2 * step)
-    np.testing.assert_allclose(best.gen_error_sensitivities.sigma, slope, rtol=0.02)
-    assert best.sensitivities.lam == 0 and best.gen_error_sensitivities.lam == 0
+    np.testing.assert_allclose(best.gen_error.sensitivities.sigma, slope, rtol=0.02)
+    assert best.sensitivities.lam == 0 and best.gen_error.sensitivities.lam == 0
 
 
 def test_curve(curve, branch):
@@ -117,7 +116,7 @@ def test_limit_at_the_transition(lines):
     for d in (-step, step):
         moved = eqx.tree_at(lambda m: m.lam, model, best.value + d * best.by_alpha.value)
         errors.append(ta.solve(moved, alpha + d, "semantic", lines, start=best.state).gen_error)
-    np.testing.assert_allclose(best.gen_error_by_alpha.value, (errors[1] - errors[0]) / (2 * step), rtol=0.02)
+    np.testing.assert_allclose(best.gen_error.by_alpha.value, (errors[1] - errors[0]) / (2 * step), rtol=0.02)
 
 
 def walk(branch, x, error, loss):
@@ -126,6 +125,7 @@ def walk(branch, x, error, loss):
 
 
 X = np.linspace(-10.0, 0.0, 14)
+STEPS = np.array([-0.01, 0.01, -0.02, 0.02])
 
 
 def test_place_inside():
@@ -166,19 +166,24 @@ def test_place_where_the_global_minimum_changes(crossing, kind, x):
 )
 def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, expected):
     """On all replicates a minimum may lie beyond the transition, and a limit may turn out to be a minimum before it."""
-    task = prepared_search(model, None, lines, "lam", (1e-4, 1.0), None)
-    walks = [walk(b, X, np.ones_like, np.zeros_like) for b in ("positional", "semantic")]
-    optima = {k: SimpleNamespace(kind=k, value=np.exp(-5.2)) for k in ("inside", "transition")}
+    task = prepared_task(model, None, lines, "lam", (1e-4, 1.0), None)
+    starts = [BRANCHES[b].start(model) for b in PAIR]
+    walks = [
+        walk(b, X, np.ones_like, np.zeros_like)._replace(overlaps=[x] * X.size)
+        for b, x in zip(PAIR, starts, strict=True)
+    ]
+    error = Zero(np.exp(-5.2), (), np.ones(4), None, np.full(4, outcome))
+    optima = {k: SimpleNamespace(kind=k, error=error, value=np.exp(-5.2)) for k in ("inside", "transition")}
 
-    def states(task, walks, branch, x):
-        loss = np.full(4, 1.0 + outcome if branch == 0 else 1.0)
-        return made.finished_path(SimpleNamespace(train_loss=loss, has_state=np.full(4, True)))
+    def losses(event, search, value, xs):
+        assert event.name == "alpha_c" and value == np.exp(-5.2) and xs == starts and search is task.search
+        return made.finished_path(Zero(value, (), np.full(4, outcome), None, np.ones(4)))
 
-    monkeypatch.setattr(places_module, "_inside", lambda *_: made.finished_path(optima["inside"]))
-    monkeypatch.setattr(places_module, "_at_transition", lambda *_: made.finished_path((optima["transition"], outcome)))
-    monkeypatch.setattr(places_module, "_states", states)
+    monkeypatch.setattr(best_module, "_inside", lambda *_: made.finished_path(optima["inside"]))
+    monkeypatch.setattr(best_module, "_at_transition", lambda *_: made.finished_path(optima["transition"]))
+    monkeypatch.setattr(best_module, "event_number", losses)
     place = Place(1, -5.0, 1.0, 1.0, kind, -9.0, -5.0, (-5.0,))
-    result = made.answer_path(places_module._located(task, walks, place), None)
+    result = made.answer_path(best_module._located(task, walks, place), None)
     assert result.kind == expected
 
 
@@ -189,19 +194,24 @@ def test_minima_of_parabolas(model, lines, semantic_states, monkeypatch):
     """
     a, b, c = np.array([1.0, 1.2, 0.9, 1.1]), np.array([-5.0, -5.1, -4.9, -4.8]), np.array([0.5, 1.0, 2.0, 1.5])
 
-    def sample(task, branch, x, overlaps, coarse=False):
+    def error(task, branch, value, start, *, coarse=False):
+        x, rows = np.log(value), slice(0, 1) if coarse else slice(None)
         slope = c * (x - b)
-        return made.finished_path(Sample(x, semantic_states, a + slope * (x - b) / 2, slope, [3 - 2 * slope]))
+        numbers = a + slope * (x - b) / 2, [(3 - 2 * slope)[rows]], slope / value
+        return made.finished_path(
+            Zero(np.asarray(value), (semantic_states,), numbers[0][rows], numbers[1], numbers[2][rows])
+        )
 
-    monkeypatch.setattr(places_module, "_sample", sample)
-    task = prepared_search(model, "semantic", lines, "lam", (1e-4, 1.0), None)
+    monkeypatch.setattr(best_module, "_error", error)
+    task = prepared_task(model, "semantic", lines, "lam", (1e-4, 1.0), None)
     overlaps = jax.tree.map(lambda a: a[0], semantic_states.overlaps)
     start = walk("semantic", X, np.ones_like, np.zeros_like)._replace(overlaps=[overlaps] * X.size)
     place = Place(0, -6.0, 1.0, 1.0, "inside", -9.0, 0.0, ())
-    found = made.answer_path(places_module._located(task, [start], place), None)
-    assert found.converged and found.kind == "inside"
-    numbers = found.x, found.error, *found.x_rates, *found.error_rates
-    np.testing.assert_allclose(numbers, [b, a, np.full(4, 2.0), np.full(4, 3.0)], rtol=1e-12)
+    found = made.answer_path(best_module._located(task, [start], place), None)
+    assert found.zero.converged and found.kind == "inside"
+    (values, (rates,)), (errors, (error_rates,)) = numbers_of(found)
+    numbers = values, rates / values, errors, error_rates
+    np.testing.assert_allclose(numbers, [np.exp(b), np.full(4, 2.0), a, np.full(4, 3.0)], rtol=1e-12)
 
 
 def test_places_without_states():
@@ -214,7 +224,7 @@ def test_places_without_states():
 @pytest.mark.parametrize("name", ["lam", "sigma", "mixing[0,1]"])
 def test_slopes_of_a_number(model, lines, name):
     """A function of the model is differentiated in log(number), in the other numbers at a fixed value, and in alpha."""
-    task = prepared_search(model, "semantic", lines, name, (0.01, 0.3), None)
+    task = prepared_task(model, "semantic", lines, name, (0.01, 0.3), None)
     weights = jax.tree.map(lambda a: jnp.linspace(1.0, 2.0, a.size).reshape(a.shape), model)
     x = -2.0
 
@@ -223,22 +233,25 @@ def test_slopes_of_a_number(model, lines, name):
         return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, weights, at)))
 
     by_model = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), weights)
-    slope, (rates, by_alpha) = task.slopes(x, by_model, np.array([3.0, 4.0]))
+    (rates, by_alpha), slope = task.search.derivatives(np.exp(x), by_model, np.array([3.0, 4.0]))
     expected = jax.grad(fn, (0, 1))(model, x)
-    np.testing.assert_allclose(slope, expected[1] * np.array([1.0, 2.0]), rtol=1e-12)
+    np.testing.assert_allclose(np.exp(x) * slope, expected[1] * np.array([1.0, 2.0]), rtol=1e-12)
     for a, b in zip(jax.tree.leaves(rates), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(a[1], 2 * b, atol=1e-12)
     np.testing.assert_array_equal(by_alpha, [3.0, 4.0])
 
 
 def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True, count=1):
-    """A place on four replicates, whose x moves by 2 with every number of the model, and whose error by 3."""
-    rates = jax.tree.map(lambda a: np.full((4, *a.shape), 2.0), (model, jnp.ones(())))
-    error_rates = jax.tree.map(lambda a: 1.5 * a, rates)
-    x = np.log(value) + np.array([-0.01, 0.01, -0.02, 0.02])
-    error = 1e-3 * np.array([1.0, 1.1, 0.9, 1.0])
-    names = ("positional", "semantic")[:: 1 - 2 * branch][:count]
-    return Optimum(kind, branch, x, error, rates, error_rates, dict.fromkeys(names, states), converged)
+    """A place on four replicates, whose x moves by 2 with every number of the model, and whose error by 3.
+
+    The common value is off by steps of -.01, .01, -.02 and .02 in x. The slopes of the number are -4 in x.
+    """
+    rates = jax.tree.map(lambda a: np.full((4, *a.shape), 8.0), (model, jnp.ones(())))
+    zero = Zero(np.asarray(value), (states,), 4.0 * STEPS, rates, np.full(4, -4.0 / value), converged=converged)
+    zero = zero._replace(rates=jax.tree.map(np.asarray, rates))
+    error_rates = jax.tree.map(lambda a: np.full_like(a, 3.0), rates)
+    error = Zero(zero.at, (states,), 1e-3 * np.array([1.0, 1.1, 0.9, 1.0]), error_rates, np.zeros(4))
+    return Optimum(kind, branch, zero, error, dict.fromkeys(PAIR[:: 1 - 2 * branch][:count], states))
 
 
 @pytest.fixture
@@ -264,13 +277,14 @@ def test_result(located, model, lines, semantic_states):
     tasks = located(optimum(model, semantic_states))
     best = ta.best_ridge(model, 1.5, "positional", lines, bracket=(1e-3, 1e-2), settings=settings)
     (task,) = tasks
-    assert (task.branches, task.bracket, float(task.alpha)) == (("positional",), (1e-3, 1e-2), 1.5)
-    assert task.nodes is lines and task.settings is settings and task.number.name == "lam"
-    values = 0.002 * np.exp([-0.01, 0.01, -0.02, 0.02])
+    search = task.search
+    assert (task.branches, task.bracket, float(search.alpha)) == (("positional",), (1e-3, 1e-2), 1.5)
+    assert search.nodes is lines and search.settings is settings and search.number.name == "lam"
+    values = 0.002 * np.exp(STEPS)
     np.testing.assert_allclose([best.value, best.stderr], [values.mean(), ta.error_bar(values)], rtol=1e-12)
     np.testing.assert_allclose(best.gen_error.value, 1e-3, rtol=1e-12)
     np.testing.assert_allclose([best.sensitivities.sigma, best.by_alpha.value], 2 * values.mean(), rtol=1e-12)
-    np.testing.assert_allclose([best.gen_error_sensitivities.sigma, best.gen_error_by_alpha.value], 3.0, rtol=1e-12)
+    np.testing.assert_allclose([best.gen_error.sensitivities.sigma, best.gen_error.by_alpha.value], 3.0, rtol=1e-12)
     np.testing.assert_allclose(best.sensitivities_stderr.sigma, 2 * best.stderr, rtol=1e-12)
     assert best.state.branch == "positional" and best.ok and best.reason == ""
     np.testing.assert_allclose(best.state.model.lam, best.value, rtol=1e-12)
@@ -331,8 +345,9 @@ def test_the_uninformed_state_is_global_where_no_branch_exists(lines):
 def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states, monkeypatch):
     """The best value jumps where the state changes its branch: there the tangents of the error meet."""
     low, high = optimum(model, semantic_states, value=0.03), optimum(model, semantic_states, "transition", 1, count=2)
-    low = low._replace(error_rates=jax.tree.map(np.zeros_like, low.error_rates))
-    high = high._replace(error=high.error - 1e-3, error_rates=jax.tree.map(lambda a: 0 * a - 0.01, high.error_rates))
+    low = low._replace(error=low.error._replace(rates=jax.tree.map(np.zeros_like, low.error.rates)))
+    rates = jax.tree.map(lambda a: 0 * a - 0.01, high.error.rates)
+    high = high._replace(error=high.error._replace(value=high.error.value - 1e-3, rates=rates))
     located(low, high)
     calls = []
     curve = ta.sweep(model, "best lam", alpha=[1.0, 1.3], branch=None, nodes=lines, progress=lambda *c: calls.append(c))
@@ -346,7 +361,7 @@ def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states,
     assert {line.get_color() for line in figure.axes[0].get_lines()} >= {COLOURS["positional"], COLOURS["semantic"]}
 
     def path(task):
-        if task.alpha > 1.2:
+        if task.search.alpha > 1.2:
             raise ZeroDivisionError("of the loss")
         return (yield from made.finished_path(low))
 
@@ -361,10 +376,10 @@ def test_sweep_through_other_settings(located, model, lines, semantic_states):
     tasks = located(*[optimum(model, semantic_states)] * 4)
     sigmas = [0.5, 0.55]
     curve = ta.sweep(model, "best lam", sigma=sigmas, alpha=2.0, nodes=lines, bracket=(1e-3, 1e-1))
-    assert [float(t.model.sigma) for t in tasks] == sigmas and {float(t.alpha) for t in tasks} == {2.0}
+    assert [float(t.search.model.sigma) for t in tasks] == sigmas and {float(t.search.alpha) for t in tasks} == {2.0}
     assert (curve.parameter, curve.branch, tasks[0].bracket) == ("sigma", "semantic", (1e-3, 1e-1))
     curve = ta.sweep([(model, 1.0), (model, 2.0)], "best lam", nodes=lines, branch="positional")
-    assert [float(t.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
+    assert [float(t.search.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
     assert curve.parameter == "model" and curve.jumps == []
 
 

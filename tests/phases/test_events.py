@@ -1,5 +1,6 @@
 """Events: the search for a zero, and sensitivities against central differences."""
 
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
 
@@ -14,11 +15,25 @@ from cases import ALPHA_C, ALPHA_L
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
-from tiedattn_jax.phases import locate, trace, transitions
-from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.phases.locate import Zero, crossings, find_zero, guess_of, number_of, transition_of
-from tiedattn_jax.phases.questions import StateTable, baseline_branch
+from tiedattn_jax.model.parameters import Parameter
+from tiedattn_jax.phases import locate, transitions
+from tiedattn_jax.phases.events import EVENTS, baseline_branch
+from tiedattn_jax.phases.locate import (
+    Guess,
+    Search,
+    Zero,
+    crossings,
+    event_number,
+    event_path,
+    find_zero,
+    guess_of,
+    number_of,
+    transition_of,
+    zero_path,
+)
+from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.phases.secant import Secant, zero_between
+from tiedattn_jax.phases.transitions import transition_path
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import Call
 from tiedattn_jax.theory.solve import Problem
@@ -26,7 +41,7 @@ from tiedattn_jax.theory.solve import Problem
 
 def find(fn, alpha, exists=lambda a: True, **guess):
     """Search until the step is below 1e-9; return the last place and all places visited."""
-    guess = ta.Guess(alpha, (), **guess)
+    guess = Guess(alpha, (), **guess)
     s = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
     trial, places = float(alpha), []
     for _ in range(60):
@@ -206,11 +221,11 @@ def test_roots_and_sensitivities_of_the_replicates():
             transition_of(event, ta.dot_product(), zero._replace(states=pair, converged=False)).status
             == ta.Status.absent
         )
-    exact = transition_of(event, ta.dot_product(), zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}))
+    exact = transition_of(event, ta.dot_product(), zero._replace(rates={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
     np.testing.assert_allclose(exact.sensitivities_stderr["sigma"], error_bar(jnp.array([-2.0, -3.0, -2.0])))
-    lost = zero._replace(by_model={"sigma": jnp.array([4.0, 6.0, 8.0])}, converged=jnp.array(False))
+    lost = zero._replace(rates={"sigma": jnp.array([4.0, 6.0, 8.0])}, converged=jnp.array(False))
     nothing = transition_of(event, ta.dot_product(), lost)
     assert np.isnan([nothing.sensitivities["sigma"], nothing.sensitivities_stderr["sigma"]]).all()
 
@@ -239,26 +254,26 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
         return made.finished_path(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
-    guess, model = ta.Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
-    rule = SimpleNamespace(replicates=3)
-    path = find_zero(EVENTS["semantic baseline"], model, guess, rule, "tight", exact=False, tol=1e-5, **options)
-    return run_one(path), places
+    guess, model = Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
+    search = Search(model, SimpleNamespace(replicates=3), "tight")
+    look = partial(event_number, EVENTS["semantic baseline"], search, exact=False)
+    return run_one(find_zero(look, guess, tol=1e-5, **options)), places
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_zero_of_states(monkeypatch):
     zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4)
-    np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
+    np.testing.assert_allclose(zero.at, 1.55, rtol=1e-4)
     assert bool(zero.converged) and len(places) < 9
-    np.testing.assert_allclose(zero.states[0].overlaps.q, zero.alpha)
+    np.testing.assert_allclose(zero.states[0].overlaps.q, zero.at)
     zero, places = searched(monkeypatch, lambda a: 1.0 + a, 1.4)
     assert not bool(zero.converged) and len(places) == 12
     zero, places = searched(monkeypatch, lambda a: a - 1.55, 1.4, lambda a: False)
     assert zero.converged is False and len(places) == 1
     zero, places = searched(monkeypatch, lambda a: a**3 - 1.55**3, 1.4, options={"max_evaluations": 2})
-    assert len(places) == 2 and zero.alpha == places[1] and bool(zero.converged)
+    assert len(places) == 2 and zero.at == places[1] and bool(zero.converged)
     zero, _ = searched(monkeypatch, lambda a: a - 1.55, 1.7, lambda a: a < 1.6, low=1.5, high=2.0, there=1.5)
-    np.testing.assert_allclose(zero.alpha, 1.55, rtol=1e-4)
+    np.testing.assert_allclose(zero.at, 1.55, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -279,15 +294,16 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
-    guess, rule = ta.Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
-    path = find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True)
+    guess, rule = Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
+    search = Search(ta.dot_product(), rule, "tight")
+    path = zero_path(EVENTS["alpha_c"], search, guess)
     (paths := next(path)) and path.close()
     assert len(paths) == 2  # both in one list
     requests.clear()
-    zero = run_one(find_zero(EVENTS["alpha_c"], ta.dot_product(), guess, rule, "tight", exact=True))
-    np.testing.assert_allclose(zero.alpha, 1.25, atol=1e-5)
-    np.testing.assert_allclose(zero.by_model["sigma"], -2.0)
-    np.testing.assert_allclose(zero.by_alpha, 1.0, atol=1e-5)
+    zero = run_one(zero_path(EVENTS["alpha_c"], search, guess))
+    np.testing.assert_allclose(zero.at, 1.25, atol=1e-5)
+    np.testing.assert_allclose(zero.rates["sigma"], -2.0)
+    np.testing.assert_allclose(zero.slopes, 1.0, atol=1e-5)
     assert requests[:2] == [(1.4, [0.0, 1.0], 1.0), (1.4, [1.0, 0.0], 2.0)]
     for k in (2, 3):
         np.testing.assert_allclose(requests[k][2], (1.4, 11.4)[k - 2])
@@ -296,7 +312,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
 def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, model, lines, semantic_states):
     """Exact slopes are requested together, one call per replicate with its state; else the secant gives the slope."""
     monkeypatch.setattr(Problem, "solve_replicates", lambda problem, x: made.finished_path(semantic_states))
-    guess, answered = ta.Guess(1.4, (semantic_states.overlaps,)), []
+    guess, answered = Guess(1.4, (semantic_states.overlaps,)), []
 
     def answer(call):
         answered.append(call)
@@ -304,14 +320,15 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    path = find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1)
+    look = partial(event_number, event, Search(model, lines, ta.Settings()))
+    path = find_zero(look, guess, max_evaluations=1)
     next(path)  # the states
     calls = path.send([semantic_states])
     assert isinstance(calls, list) and len(calls) == 4 and all(isinstance(call, Call) for call in calls)
     path.close()
-    zero = made.answer_path(find_zero(event, model, guess, lines, ta.Settings(), exact=True, max_evaluations=1), answer)
-    np.testing.assert_array_equal(zero.by_alpha, [3.0, 4.0, 5.0, 6.0])
-    np.testing.assert_array_equal(zero.by_model.sigma, [2.0, 3.0, 4.0, 5.0])
+    zero = made.answer_path(find_zero(look, guess, max_evaluations=1), answer)
+    np.testing.assert_array_equal(zero.slopes, [3.0, 4.0, 5.0, 6.0])
+    np.testing.assert_array_equal(zero.rates.sigma, [2.0, 3.0, 4.0, 5.0])
     np.testing.assert_allclose(zero.slope, 4.5)
     for k, call in enumerate(answered):
         equations, x, observable = call.arguments
@@ -321,10 +338,8 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
             np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(x.q, semantic_states.overlaps.q[k])
     answered.clear()
-    zero = made.answer_path(
-        find_zero(event, model, guess, lines, ta.Settings(), exact=False, max_evaluations=1), answer
-    )
-    assert not answered and zero.by_model is None and np.isnan(zero.by_alpha).all()
+    zero = made.answer_path(find_zero(partial(look, exact=False), guess, max_evaluations=1), answer)
+    assert not answered and zero.rates is None and np.isnan(zero.slopes).all()
 
 
 def curve_with(numbers, branch="semantic", name="error"):
@@ -342,12 +357,12 @@ def curve_with(numbers, branch="semantic", name="error"):
 def test_the_first_place_on_a_curve_within_limits():
     event, curve = EVENTS["semantic baseline"], curve_with([1.0, -3.0, -1.0, 1.0, np.nan, -1.0])
     first = guess_of(event, [curve])
-    np.testing.assert_allclose((first.alpha, first.slope, first.low, first.high), (1.25, 4.0, 1.0, 2.0))
+    np.testing.assert_allclose((first.at, first.slope, first.low, first.high), (1.25, 4.0, 1.0, 2.0))
     np.testing.assert_allclose(first.overlaps[0].q, 1.25)
     second = guess_of(event, curve, 2.0, 5.0)
-    np.testing.assert_allclose((second.alpha, second.there), (3.5, 4.0))
+    np.testing.assert_allclose((second.at, second.there), (3.5, 4.0))
     third = guess_of(event, curve, 4.0)  # between points that are not neighbours the state between them is left out
-    np.testing.assert_allclose((third.alpha, third.low, third.high), (5.0, 4.0, 6.0))
+    np.testing.assert_allclose((third.at, third.low, third.high), (5.0, 4.0, 6.0))
     assert guess_of(event, curve, 5.5) is None
 
 
@@ -356,17 +371,21 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
     """alpha_c is looked for at the first crossing of the curves in the range; without one, anywhere in the range."""
     guesses = []
 
-    def stop(*arguments, **_):
-        guesses.append(arguments[2])
+    def stop(look, guess, **_):
+        guesses.append(guess.at)
         raise InterruptedError
 
-    monkeypatch.setattr(transitions, "find_zero", stop)
-    monkeypatch.setattr(transitions, "_coarse_alpha_c", stop)
+    def stop_coarse(event, search, bracket, starts):
+        guesses.append(bracket)
+        raise InterruptedError
+
+    monkeypatch.setattr(locate, "find_zero", stop)
+    monkeypatch.setattr(locate, "_coarse_guess", stop_coarse)
     curves = [curve_with(n, b, "loss") for b, n in (("semantic", [0.0] * 4), ("positional", [-1.0, 1.0, -1.0, -1.0]))]
     for bracket, expected in (((0.1, 4.0), 1.5), ((2.0, 4.0), 2.5), ((2.7, 4.0), (2.7, 4.0))):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, lines, start=curves, bracket=bracket)
-        np.testing.assert_allclose(getattr(guesses[-1], "alpha", guesses[-1]), expected)
+        np.testing.assert_allclose(guesses[-1], expected)
 
 
 def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
@@ -381,13 +400,13 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
         moved = jax.tree.map(lambda a: a + 1, x0)
         return made.finished_path(SimpleNamespace(train_loss=loss, has_state=has_state, status=status, overlaps=moved))
 
-    def stop(event, model, guess, *_, max_evaluations, **__):
-        guesses.append((float(guess.alpha), max_evaluations))
+    def stop(look, guess, *, max_evaluations, **_):
+        guesses.append((float(guess.at), max_evaluations))
         raise InterruptedError
 
     guesses, starts = [], {False: [], True: []}
     monkeypatch.setattr(Problem, "coarse_lane", coarse_lane)
-    monkeypatch.setattr(transitions, "find_zero", stop)
+    monkeypatch.setattr(locate, "find_zero", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):
             ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
@@ -406,22 +425,25 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states)
     """
     searches = []
 
-    def stop(model, coarse, x0, free, ends, settings):
-        searches.append((free.tolist(), float(x0.q[0, 0, 0]), *map(float, ends)))
+    def stop(event, search, ends, starts):
+        searches.append((event.name, float(starts[0].q[0, 0, 0]), *map(float, ends)))
         raise InterruptedError
 
-    monkeypatch.setattr(transitions, "_coarse_alpha_l", stop)
+    monkeypatch.setattr(locate, "_coarse_guess", stop)
     alpha = jnp.asarray(1.25)
-    for baseline, expected in ((1.0, ([0.0, 1.0], 1.0, 0.1, 1.25)), (0.0, ([1.0, 0.0], 2.0, 1.25, 4.0))):
+    for baseline, expected in (
+        (1.0, ("positional baseline", 1.0, 0.1, 1.25)),
+        (0.0, ("semantic baseline", 2.0, 1.25, 4.0)),
+    ):
         branches = []
         for q, name in enumerate(PAIR, 1):
             new = q * jnp.ones_like(semantic_states.overlaps.q), baseline * jnp.ones(4)
             states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), semantic_states, new)
             branches.append(ta.FixedPoint(model, alpha, states, name))
-        critical = ta.Transition(alpha, alpha, None, None, jnp.array(0), tuple(branches), "alpha_c")
+        critical = ta.Transition(alpha, alpha, jnp.array(0), branches=tuple(branches))
         with pytest.raises(InterruptedError):
             ta.linear_crossing(model, critical, lines)
-        np.testing.assert_allclose(np.hstack(searches[-1]), np.hstack(expected))
+        assert searches[-1] == pytest.approx(expected)
 
 
 def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
@@ -431,15 +453,15 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
     class Stop(Exception):
         pass
 
-    def stop(event, model, guess, nodes, settings, *, exact, tol=None, masks=None, max_evaluations=None):
-        calls.append((event.name, float(guess.alpha), nodes is lines, settings, exact))
+    def stop(look, guess, **_):
+        event, search = look.args
+        calls.append((event.name, float(guess.at), search.nodes is lines, search.settings, look.keywords["exact"]))
         raise Stop
 
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
-    guess = ta.Guess(1.3, (BRANCHES["semantic"].start(model),))
-    pair = ta.Guess(1.3, guess.overlaps * 2)
-    for module in (locate, transitions, trace):
-        monkeypatch.setattr(module, "find_zero", stop)
+    guess = Guess(1.3, (BRANCHES["semantic"].start(model),))
+    pair = Guess(1.3, guess.overlaps * 2)
+    monkeypatch.setattr(locate, "find_zero", stop)
     for call, expected in (
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, **k), True),
         (lambda **k: ta.find_event(model, "semantic baseline", lines, start=guess, sensitivities=False, **k), False),
@@ -511,9 +533,7 @@ def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
     monkeypatch.setattr(locate, "fold_near", lambda *arguments: made.finished_path(calls.append(arguments)))
     settings, x = ta.Settings(tol=1e-9), BRANCHES["semantic"].start(model)
     for limits, expected in (({}, (1.0, 3.0)), ({"low": 1.5, "high": 2.1}, (1.5, 2.1))):
-        transition = ta.find_event(
-            model, "semantic fold", lines, start=ta.Guess(2.0, (x,), **limits), settings=settings
-        )
+        transition = ta.find_event(model, "semantic fold", lines, start=Guess(2.0, (x,), **limits), settings=settings)
         assert int(transition.status) == ta.Status.absent and calls[-1][4] == expected and calls[-1][3] is settings
     np.testing.assert_array_equal(calls[-1][0].free, [1.0, 0.0])
 
@@ -525,7 +545,7 @@ def test_a_fold_and_its_sensitivities(order, tol):
     model = ta.dot_product(omega=0.235)
     rule = one_replicate(model, order)
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
-    guess = ta.Guess(2.1, (x,), low=2.05, high=2.3)
+    guess = Guess(2.1, (x,), low=2.05, high=2.3)
     transition = ta.find_event(model, "positional fold", rule, start=guess)
     assert bool(transition.ok) and abs(transition.alpha - 2.174) < 0.03
     alphas = []
@@ -535,11 +555,27 @@ def test_a_fold_and_its_sensitivities(order, tol):
     np.testing.assert_allclose((alphas[0] - alphas[1]) / 2e-3, transition.sensitivities.omega, rtol=tol)
 
 
+@pytest.mark.long
+def test_a_fold_along_another_number():
+    """The fold in alpha at omega = .235 is one in omega at its alpha, where d omega / d alpha is the inverse slope."""
+    model, event = ta.dot_product(omega=0.235), EVENTS["positional fold"]
+    rule, settings = one_replicate(model, 5), ta.Settings()
+    x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
+    fold = run_one(event_path(event, Search(model, rule, settings), Guess(2.1, (x,), low=2.05, high=2.3)))
+    alpha = jnp.asarray(fold.at[0])
+    x = ta.solve(ta.dot_product(omega=0.24), alpha, "positional", rule, start=x).overlaps
+    search = Search(model, rule, settings, Parameter("omega"), alpha)
+    other = run_one(event_path(event, search, Guess(0.24, (x,), low=0.23, high=0.25)))
+    np.testing.assert_allclose(other.at, 0.235, rtol=1e-4)
+    _, by_alpha = other.rates
+    np.testing.assert_allclose(-by_alpha / other.slopes, -fold.slopes / fold.rates.omega, rtol=1e-3)
+
+
 START = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.04, 11.0, 0.0)), 0.21 * jnp.array([[1.0], [-1.0]]))
 
 
 def test_no_fold_is_absent(model, curves):
-    guess = ta.Guess(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
+    guess = Guess(1.4, (curves[1].points[1].overlaps,), low=1.2, high=1.6)
     transition = ta.find_event(model, "semantic fold", one_replicate(model, 5), start=guess)
     assert int(transition.status) == ta.Status.absent and np.isnan(float(transition.alpha))
 
@@ -563,15 +599,23 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
     np.testing.assert_array_equal(crossing.sensitivities.omega, critical.sensitivities.omega)
     # Without alpha_c nobody knows which minimum is global.
     failed = eqx.tree_at(lambda t: t.status, critical, jnp.asarray(int(ta.Status.max_steps)))
-    guess = ta.Guess(ALPHA_L, (states[1].replicates.overlaps,))
+    guess = Guess(ALPHA_L, (states[1].replicates.overlaps,))
     assert int(ta.linear_crossing(model, failed, lines, start=guess).status) == ta.Status.max_steps
 
 
-def test_without_alpha_c_there_is_no_alpha_l(model, lines):
-    """Without alpha_c there is no alpha_l: nothing is solved, neither here nor in a sweep."""
+@pytest.mark.usefixtures("unchecked")
+def test_without_alpha_c_there_is_no_alpha_l(model, lines, monkeypatch):
+    """Without alpha_c there is no alpha_l: nothing else is solved, neither by the function nor in a sweep."""
     failed = made.transition(status=int(ta.Status.max_steps))
-    for crossing in (
-        ta.linear_crossing(model, failed, lines),
-        run_one(transitions.crossing_path(model, failed, lines, (0.1, 4.0), ta.Settings())),
-    ):
-        assert (crossing.event, int(crossing.status), float(crossing.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)
+    crossing = ta.linear_crossing(model, failed, lines)
+    assert (crossing.event, int(crossing.status), float(crossing.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)
+    absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
+    zero, searched = Zero(jnp.asarray(0.1), (absent, absent), jnp.full(3, jnp.nan), None, jnp.ones(3)), []
+
+    def path(event, *_, **__):
+        searched.append(event.name)
+        return made.finished_path(zero)
+
+    monkeypatch.setattr(transitions, "zero_path", path)
+    crossing = run_one(transition_path("alpha_l", Search(model, lines, ta.Settings())))
+    assert (crossing.event, int(crossing.status), searched) == ("alpha_l", ta.Status.absent, ["alpha_c"])

@@ -15,9 +15,10 @@ from cases import POOL_ROUNDING
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.follow import Follower
-from tiedattn_jax.phases.locate import Zero
+from tiedattn_jax.phases.locate import SEARCH, Guess, Search, Zero
 from tiedattn_jax.phases.questions import EventTable, StateTable
 from tiedattn_jax.phases.table import Missing
 from tiedattn_jax.plotting.style import LABELS
@@ -226,8 +227,9 @@ def located(semantic_states, monkeypatch):
     """Replace searches by zeros at alpha = .7, .8 and so on, and record the arguments of each search."""
     requests = []
 
-    def path(event, model, guess, nodes, settings, exact):
-        requests.append((event.name, float(model.sigma), guess, nodes, settings, exact))
+    def path(event, search, guess, *, exact=True):
+        model = search.model
+        requests.append((event.name, float(model.sigma), guess, search.nodes, search.settings, exact))
         zeros = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), model)
         by_model = eqx.tree_at(lambda m: m.sigma, zeros, jnp.full(4, -6.0))
         zero = Zero(
@@ -235,24 +237,24 @@ def located(semantic_states, monkeypatch):
         )
         return made.finished_path(zero)
 
-    monkeypatch.setattr(sweep_module, "locate_path", path)
+    monkeypatch.setattr(locate, "zero_path", path)
+    monkeypatch.setattr(locate, "_fold", lambda event, search, guess, exact: path(event, search, guess, exact=exact))
     return requests
 
 
 def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeypatch):
-    guess, settings = ta.Guess(0.9, ()), ta.Settings(tol=1e-3)
+    guess, settings = Guess(0.9, ()), ta.Settings(tol=1e-3)
 
-    def first_sign_change(event, model, alphas, nodes, settings):
-        if model.sigma > 0.68:
+    def guess_among(event, search, alphas):
+        sigma = float(search.model.sigma)
+        if sigma > 0.68:
             raise ZeroDivisionError("of the loss")
-        if model.sigma > 0.58:
-            raise ta.InputError("values", "must begin where the event happens")
-        return made.finished_path(guess._replace(alpha=float(model.sigma)))
+        return made.finished_path(None if sigma > 0.58 else guess._replace(at=sigma))
 
-    monkeypatch.setattr(sweep_module, "first_sign_change", first_sign_change)
+    monkeypatch.setattr(locate, "guess_among", guess_among)
     name = "semantic instability"
     boundary = ta.sweep(model, name, sigma=[*SIGMAS, 0.6, 0.7], nodes=lines, settings=settings)
-    assert located == [(name, s, guess._replace(alpha=s), lines, settings, True) for s in SIGMAS]
+    assert located == [(name, s, guess._replace(at=s), lines, settings, True) for s in SIGMAS]
     np.testing.assert_allclose(boundary.alpha, [0.7, 0.8, np.nan, np.nan])
     np.testing.assert_allclose(boundary.slope, [3.0, 3.0, np.nan, np.nan])
     assert boundary.status_name == ["converged", "converged", "absent", "nonfinite"]
@@ -267,7 +269,7 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 
     def walk(model, alphas, branch, nodes, settings):
         end = ends[round(float(model.sigma), 9)]
-        assert branch == "positional" and list(alphas) == list(sweep_module.SEARCH)
+        assert branch == "positional" and list(alphas) == list(SEARCH)
 
         def point(alpha):
             overlaps = ta.Overlaps(*(jnp.full((4, 2, 1, 1), alpha) for _ in range(3)), jnp.full((4, 2, 1), alpha))
@@ -275,12 +277,12 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 
         return (made.finished_path(point(alpha)) for alpha in alphas)
 
-    monkeypatch.setattr(sweep_module, "walk", walk)
+    monkeypatch.setattr(locate, "walk", walk)
     boundary = ta.sweep(model, "positional fold", sigma=list(ends), nodes=lines)
     ((name, sigma, guess, *_),) = located
-    above, below = min(a for a in sweep_module.SEARCH if a > 1.0), max(a for a in sweep_module.SEARCH if a <= 1.0)
+    above, below = min(a for a in SEARCH if a > 1.0), max(a for a in SEARCH if a <= 1.0)
     assert (name, sigma) == ("positional fold", 0.5) and np.all(guess.overlaps[0].q == above)
-    assert (guess.alpha, guess.low, guess.high) == (above, 0.5 * below, 1.5 * above)
+    assert (guess.at, guess.low, guess.high) == (above, 0.5 * below, 1.5 * above)
     np.testing.assert_allclose(boundary.alpha, [0.7, np.nan, np.nan])
     reason = "event must happen, the positional branch does not end for alpha from 0.05 to 3"
     assert boundary.reason.tolist() == ["", reason, reason] and boundary.status.tolist() == [0, 6, 6]
@@ -289,7 +291,7 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 def test_an_event_that_is_not_found_has_no_place(model, lines, semantic_states, monkeypatch):
     absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
     zero = Zero(np.array(0.55), (absent, semantic_states), np.full(4, np.nan), None, np.full(4, np.nan))
-    monkeypatch.setattr(sweep_module, "critical_path", lambda *_: made.finished_path(zero))
+    monkeypatch.setattr(transitions, "zero_path", lambda *_, **__: made.finished_path(zero))
     for event in ("alpha_c", "alpha_l"):
         boundary = ta.sweep([model], event, nodes=lines)
         assert np.isnan(boundary.alpha).all() and boundary.status.tolist() == [ta.Status.absent]
@@ -299,11 +301,12 @@ def test_an_event_that_is_not_found_has_no_place(model, lines, semantic_states, 
 def test_every_event_can_be_asked_for(model, lines, monkeypatch):
     requests = []
 
-    def path(model, event, nodes, settings):
+    def path(event, search):
+        assert search == Search(model, lines, ta.Settings())._replace(model=search.model)
         requests.append(event)
         return made.finished_path(made.transition(status=int(ta.Status.absent)))
 
-    monkeypatch.setattr(sweep_module, "_event", path)
+    monkeypatch.setattr(sweep_module, "transition_path", path)
     for event in (*EVENTS, "alpha_l"):
         ta.sweep(model, event, sigma=[0.5], nodes=lines)
     assert requests == [*EVENTS, "alpha_l"]

@@ -9,10 +9,9 @@ from channels import NOISE, Noisy
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
-from tiedattn_jax.phases import trace as tracing
+from tiedattn_jax.phases import locate, trace as tracing
 from tiedattn_jax.phases.events import Event
-from tiedattn_jax.phases.locate import Zero
-from tiedattn_jax.phases.trace import first_sign_change
+from tiedattn_jax.phases.locate import Guess, Search, Zero, event_path, guess_among
 from tiedattn_jax.theory.engine import run_one
 
 OMEGAS = [0.3, 0.33, 0.36]
@@ -62,13 +61,13 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     """
     guesses = []
 
-    def search(event, model, guess, nodes, settings, *, exact):
+    def search(event, search, guess, *, exact):
         guesses.append(guess)
         absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
         return made.finished_path(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
 
-    monkeypatch.setattr(tracing, "find_zero", search)
-    guess = ta.Guess(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
+    monkeypatch.setattr(tracing, "event_path", search)
+    guess = Guess(0.6, (BRANCHES["semantic"].start(model),), low=0.5, high=0.7, there=0.7)
     text = "got none at the first near alpha = 0.6: there is no semantic branch at alpha = 0.55, where the search ended"
     with pytest.raises(ta.InputError, match=f"values must begin where the event happens, {text}"):
         ta.sweep(model, "semantic instability", omega=[0.3, 0.2], nodes=lines, follow=True, start=guess)
@@ -78,15 +77,12 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
 def test_what_is_missing_says_why(monkeypatch, model, lines, semantic_states):
     """A boundary says why a value is missing: the branch is gone at the second value, and a search finds nothing."""
 
-    def nowhere(*args):
-        raise ta.InputError("values", "must begin where the event happens")
-
     zero = Zero(np.array(0.7), (semantic_states,), np.zeros(4), None, np.full(4, np.nan), 1.0, True)
     absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
-    zeros = iter([zero, zero._replace(alpha=np.array(0.55), states=(absent,), converged=False)])
-    monkeypatch.setattr(tracing, "find_zero", lambda *args, **options: made.finished_path(next(zeros)))
-    monkeypatch.setattr(tracing, "first_sign_change", nowhere)
-    guess = ta.Guess(0.7, (BRANCHES["semantic"].start(model),))
+    zeros = iter([zero, zero._replace(at=np.array(0.55), states=(absent,), converged=False)])
+    monkeypatch.setattr(tracing, "event_path", lambda *args, **options: made.finished_path(next(zeros)))
+    monkeypatch.setattr(tracing, "guess_among", lambda *args: made.finished_path(None))
+    guess = Guess(0.7, (BRANCHES["semantic"].start(model),))
     boundary = ta.sweep(model, "semantic instability", omega=[0.3, 0.2], nodes=lines, follow=True, start=guess)
     reason = "there is no semantic branch at alpha = 0.55, where the search ended"
     assert boundary.reason.tolist() == [reason, ""] and boundary.status_name == ["absent", "converged"]
@@ -146,20 +142,23 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
 
         return (step(alpha) for alpha in places)
 
-    monkeypatch.setattr(tracing, "walk", walk)
+    monkeypatch.setattr(locate, "walk", walk)
 
     def search(crossing):
         event = Event("an event", ("semantic",), lambda s: s.overlaps - crossing)
         solved.clear()
-        return run_one(first_sign_change(event, "model", alphas, "nodes", "settings"))
+        return run_one(guess_among(event, Search("model", "nodes", "settings"), alphas))
 
     guess = search(1.3)
-    np.testing.assert_allclose((guess.alpha, guess.slope, guess.low, guess.high), (1.3, 1.0, 1.2, 1.5))
+    np.testing.assert_allclose((guess.at, guess.slope, guess.low, guess.high), (1.3, 1.0, 1.2, 1.5))
     assert solved == [3.0, 2.0, 1.5, 1.2]
     guess = search(1.55)  # no neighbours in the list enclose it, because the branch ends at 1.6
     assert (guess.low, guess.high, guess.there) == (1.5, 2.0, 1.5) and np.isnan(guess.slope)
-    with pytest.raises(ta.InputError, match=r"values must begin where .* for alpha from 1\.1 to 3"):
-        search(1.0)
+    assert search(1.0) is None
+    monkeypatch.setattr(locate, "SEARCH", alphas)
+    event = Event("an event", ("semantic",), lambda s: s.overlaps - 1.0)
+    with pytest.raises(ta.InputError, match=r"event must happen, there is none for alpha from 1\.1 to 3"):
+        run_one(event_path(event, Search("model", "nodes", "settings")))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -169,8 +168,8 @@ def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
     def walk(model, places, branch, nodes, settings):
         return (made.finished_path(requests.append((branch, alpha))) for alpha in places)
 
-    monkeypatch.setattr(tracing, "walk", walk)
-    path = first_sign_change(ta.EVENTS["alpha_c"], "model", np.array([3.0, 2.0]), "nodes", "settings")
+    monkeypatch.setattr(locate, "walk", walk)
+    path = guess_among(ta.EVENTS["alpha_c"], Search("model", "nodes", "settings"), np.array([3.0, 2.0]))
     steps = next(path)
     assert isinstance(steps, list) and len(steps) == 2 and requests == [("positional", 3.0), ("semantic", 3.0)]
     path.close()
@@ -227,7 +226,7 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     with pytest.raises(ta.InputError, match="event must happen"):
         ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True)
     with pytest.raises(ta.InputError, match='start must be None for "alpha_l"'):
-        ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True, start=ta.Guess(1.5, ()))
+        ta.sweep(model, "alpha_l", omega=values, nodes=lines, follow=True, start=Guess(1.5, ()))
 
 
 def test_where_small_starts_separate_is_a_boundary():

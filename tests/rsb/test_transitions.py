@@ -178,7 +178,7 @@ def _baseline(monkeypatch, early, late):
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
         return ta.OneRSBPoint(model, alpha, linear, state, branch, True)
 
-    def find_zero(event, model, guess, nodes, settings, **options):
+    def zero_path(event, search, guess, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha, beside = 2 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
         return made.finished_path(
@@ -194,7 +194,7 @@ def _baseline(monkeypatch, early, late):
         return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "find_zero", find_zero)
+    monkeypatch.setattr(rsb_transitions, "zero_path", zero_path)
     monkeypatch.setattr(rsb_transitions, "linear_crossing", crossing)
     return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
 

@@ -16,13 +16,12 @@ from ..bayes.fixed_points import bayes
 from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Axis
-from ..phases.ends import BranchEnd, branch_ends
 from ..phases.events import Transition
 from ..phases.grid import phase_diagram
 from ..phases.questions import StateTable
 from ..phases.sweep import sweep
 from ..phases.thresholds import threshold
-from ..phases.transitions import critical_alpha, linear_crossing
+from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
 from ..theory.quantities import Threshold
 from ..theory.solve import solve

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Inexact
 from ..averages.program import program
 from ..averages.rules import SIZES, Replicate, Rule
 from ..base.arrays import Number, StateArray, stacked
-from ..base.errors import InputError, array_of, require, require_count, require_kind
-from ..base.report import Description, Printed, Settings, Status, entries, error_bar
+from ..base.errors import InputError, array_of, require_count, require_kind
+from ..base.report import Description, Printed, Settings, Status, entries, error_bar, picture
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter
@@ -47,7 +46,7 @@ class BranchPath(Printed):
         states: the `State` at every point, leaves (n, ...).
         eigenvalues: eigenvalues of DF, largest real part first; real numbers if all of them are real.
         labels: branch that every point belongs to.
-        folds: values of the parameter at which the branch turns back; `folds_of` adds their error bars.
+        folds: values of the parameter at which the branch turns back; `mean_folds` adds their error bars.
         fold_states: the states at the folds, leaves (1, ...).
         crossings: values at which an eigenvalue passes one away from a fold, so that another branch is born.
         ends: why the path ends, on either side.
@@ -68,6 +67,17 @@ class BranchPath(Printed):
         """Order parameters along the path, leaves (n, ...)."""
         return self.states.overlaps
 
+    def mean_folds(self, *others: BranchPath) -> list[tuple[float, float]]:
+        """Return the folds of a branch, (mean, error bar) in the order along it, from the paths of all replicates.
+
+        Paths with another number of folds than most, for instance shorter ones, are left out.
+        """
+        paths = self, *others
+        counts = [len(p.folds) for p in paths]
+        usual_count = max(set(counts), key=counts.count)
+        folds = zip(*(p.folds for p in paths if len(p.folds) == usual_count), strict=True)
+        return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in folds]
+
     @property
     def train_loss(self) -> Float[StateArray, " n"]:
         """Training loss / d along the path."""
@@ -79,19 +89,13 @@ class BranchPath(Printed):
         details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
         return Description(headline, "", numbers, details)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot order parameters and training loss along the path; see `plotting.branches.path_figure`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "order" and "train_loss",
-                or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.theory import path_figure
-
-        return path_figure([self], ax=ax)
+    plot = picture(
+        "theory.path_figure",
+        "order parameters and training loss along the path",
+        "order",
+        "train_loss",
+        many=lambda path: [path],
+    )
 
 
 class Setting(NamedTuple):
@@ -301,18 +305,6 @@ def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, s
     return _Continuation(setting, nodes, number, state.overlaps)
 
 
-def folds_of(paths: Sequence[BranchPath]) -> list[tuple[float, float]]:
-    """Return the folds of a branch, (mean, error bar) in the order along it, from the paths of `trace_branch`.
-
-    Paths with another number of folds than most, for instance shorter ones, are left out.
-    """
-    require(len(paths) > 0, "paths", list(paths), "one or more")
-    counts = [len(p.folds) for p in paths]
-    usual_count = max(set(counts), key=counts.count)
-    folds = zip(*(p.folds for p in paths if len(p.folds) == usual_count), strict=True)
-    return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in folds]
-
-
 def _branch_path(
     setting: Setting,
     nodes: Rule,
@@ -352,18 +344,18 @@ def fold_near(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings
     """Path that locates the fold nearest to a state, between limits, on every replicate.
 
     Returns:
-        alpha (R,) and the states there; None if any replicate has no fold or no state.
+        The parameter (R,) and the states there; None if any replicate has no fold or no state.
     """
     folds = yield [_nearest_fold(setting, nodes, k, start, settings, limits) for k in range(nodes.replicates)]
     if any(fold is None for fold in folds):
         return None
-    return np.array([alpha for alpha, _ in folds], setting.alpha.dtype), stacked([state for _, state in folds])
+    return np.array([value for value, _ in folds], setting.alpha.dtype), stacked([state for _, state in folds])
 
 
 def _nearest_fold(
     setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
 ) -> Path:
-    """Path of `fold_near` on one replicate; returns alpha and the state, or None."""
+    """Path of `fold_near` on one replicate; returns the parameter and the state, or None."""
     try:
         curve = yield from _continuation(setting, nodes, number, start, settings)
         points, _ = yield from curve.march_both_ways(limits, _STEP, _FOLD_POINTS)
@@ -373,5 +365,6 @@ def _nearest_fold(
     candidates = [w for w in turning_points if limits[0] < curve.value(w) < limits[1]]
     if not candidates:
         return None
-    nearest = min(candidates, key=lambda w: abs(curve.value(w) - float(setting.alpha)))
+    value = setting.parameter.read(setting.model, setting.alpha, "parameter")
+    nearest = min(candidates, key=lambda w: abs(curve.value(w) - value))
     return curve.value(nearest), (yield from curve.state_at(nearest))

@@ -19,8 +19,8 @@ from ..base.files import Tabular
 from ..base.report import Description, Result, Status, error_bar, quorum, with_error
 from ..model.overlaps import PAIR
 from ..theory.states import FixedPoint, State
-from .events import Transition
-from .questions import ALPHA_L, EventTable, baseline_branch
+from .events import ALPHA_L, Transition, baseline_branch
+from .questions import EventTable
 from .table import ORDER_AXES, Missing, dataset, entries_by_name, numbers_of_states
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
@@ -357,11 +357,10 @@ def _events(
     bars: Float[np.ndarray, " A"],
 ) -> EventTable:
     """Return the table of an event that was read off a diagram."""
-    nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), Status.converged
+    nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), jnp.asarray(0)
     numbers: Any = zip(map(np.asarray, alphas), map(np.asarray, bars), strict=True)  # jax would round in float32
     cells = [
-        Transition(alpha, bar, None, None, jnp.asarray(int(converged)), (), event) if np.isfinite(alpha) else nowhere
-        for alpha, bar in numbers
+        Transition(alpha, bar, converged, event=event) if np.isfinite(alpha) else nowhere for alpha, bar in numbers
     ]
     return EventTable.along(event, name, values, cells, np.full(len(values), np.nan))
 

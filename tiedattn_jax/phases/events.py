@@ -1,6 +1,6 @@
-"""Events in alpha: a table of all events, and the result of a search for one.
+"""Events: a table of all of them, and the result of a search for one in alpha.
 
-An event is a zero, in alpha, of a number computed from one or two states; see `locate` for the search.
+An event is a zero of a number that is computed from one or two states; see `locate` for the search.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Real
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from ..averages.rules import Replicate
-from ..base.arrays import StateArray
+from ..base.arrays import AnyArray, StateArray
 from ..base.errors import InputError, require_choice
-from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, with_error
+from ..base.report import Average, Description, Status, error_bar, picture, with_error
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import arrays_of, scalar_parameters
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
+from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint, states_table
 
 Observable = Callable[[Model, Float[Array, ""], Overlaps, Replicate, Float[Array, " 2"]], Float[Array, ""]]
@@ -112,9 +113,19 @@ EVENTS = {
     )
 }
 
+ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with the baseline event of a branch or with alpha_c
+_ALPHA_L_MEANING = "the global minimum beats the linear baseline above"
 
-# Meaning of alpha_l, which is alpha_c or the baseline of a branch.
-BEATS_BASELINE = "the global minimum beats the linear baseline above"
+
+def baseline_branch(
+    early: bool | Bool[AnyArray | np.bool, "*shape"], late: bool | Bool[AnyArray | np.bool, "*shape"]
+) -> Int[np.ndarray, "*shape"]:
+    """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
+
+    Args:
+        early, late: whether the positional and the semantic state beat the linear baseline at alpha_c.
+    """
+    return np.where(early, 0, np.where(late, 1, 2))
 
 
 def event_of(name: str, model: Model) -> Event:
@@ -129,29 +140,25 @@ def event_of(name: str, model: Model) -> Event:
     return EVENTS[name]
 
 
-class Transition(Result):
-    """An event in alpha.
+class Transition(Quantity):
+    """An event in alpha: a `Quantity` whose value is the alpha.
+
+    If no event was found, `alpha`, its derivatives and its error bars are NaN, and `ended_at` is the alpha where the
+    search ended. The status is then `absent` if there is no event where the search looked. If a branch was not settled
+    there, the question is open: the status is that of the branch. See `reason`.
 
     Attributes:
-        alpha: mean over the replicates of the averages. If no event was found, this and all its derivatives and error
-            bars are NaN; `ended_at` is then the alpha where the search ended.
-        stderr: error bar of `alpha`.
-        sensitivities: d alpha / d (every number of the model), a pytree like the model; None if not requested.
-        sensitivities_stderr: error bars of the sensitivities.
-        status: `Status` as an integer; `absent` if there is no event where the search looked. If a branch was not
-            settled there, the question is open: this is then the status of that branch. See `reason`.
         branches: the states at `alpha` that define the event, or those at `ended_at`.
         event: name in `EVENTS`, or "alpha_l".
     """
 
-    batch_probe = "alpha", 0
-    alpha: Float[StateArray, "*batch"]
-    stderr: Float[StateArray, "*batch"]
-    sensitivities: Model | None
-    sensitivities_stderr: Model | None
-    status: Int[StateArray, "*batch"]
-    branches: tuple[FixedPoint, ...]
-    event: str = eqx.field(static=True)
+    branches: tuple[FixedPoint, ...] = ()
+    event: str = eqx.field(static=True, default="alpha_c")
+
+    @property
+    def alpha(self) -> Float[StateArray, "*batch"]:
+        """Alpha of the event: mean over the replicates of the averages."""
+        return self.value
 
     @property
     def rs_shift(self) -> Average:
@@ -197,7 +204,6 @@ class Transition(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and the `FixedPoint.to_dict` of every branch; valid JSON if all numbers are finite."""
-        trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
         shift = self.rs_shift
         return {
             "event": self.event,
@@ -206,46 +212,27 @@ class Transition(Result):
             "ended_at": float(self.ended_at),
             "rs_shift": float(shift.value),
             "rs_shift_stderr": float(shift.stderr),
-            **{name: None if tree is None else numbers_by_name(tree) for name, tree in trees.items()},
+            **self.derivatives(),
             "branches": [branch.to_dict() for branch in self.branches],
             "status": self.status_name,
             "reason": self.reason,
         }
 
-    def _sensitivities(self, select: Callable[[Model], dict[str, Any]]) -> list[Row]:
-        """Return rows of the sensitivities to the numbers that `select` returns; none if they were not requested."""
-        if self.sensitivities is None or self.sensitivities_stderr is None:
-            return []
-        values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
-        return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
-
-    def plot(self, ax: Any = None) -> Any:
-        """Plot the losses that cross, and how far each number moves the event; see `plotting.events`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "losses" and
-                "sensitivities", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.diagrams import transition_figure
-
-        return transition_figure(self, ax=ax)
+    plot = picture(
+        "diagrams.transition_figure",
+        "the losses that cross, and how far each number moves the event",
+        "losses",
+        "sensitivities",
+    )
 
     def describe(self) -> Description:
-        meaning = EVENTS[self.event].meaning if self.event in EVENTS else BEATS_BASELINE
+        meaning = EVENTS[self.event].meaning if self.event in EVENTS else _ALPHA_L_MEANING
         if reason := self.reason:
             return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
-        numbers, details = self._sensitivities(scalar_parameters), self._sensitivities(arrays_of)
+        numbers, details = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
         shift, text = self.rs_shift, f"estimated shift by replica symmetry breaking: add it to {self.event}"
         if jnp.isfinite(shift.value):
             details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
         tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
         headline = f"{self.event} = {with_error(self.alpha, self.stderr)}"
         return Description(headline, self.status_name, numbers, details, tables)
-
-
-def numbers_by_name(model: Model) -> dict[str, Any]:
-    """Return all numbers of a model by name, arrays as lists."""
-    return scalar_parameters(model) | {name: a.tolist() for name, a in arrays_of(model).items()}

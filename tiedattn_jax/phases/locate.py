@@ -1,14 +1,22 @@
-"""The search for an event in alpha.
+"""The search for an event along one number of the setting, by default along alpha.
 
-`find_event` finds an event near a guess, inside a bracket that shrinks. It uses Newton's method if the exact slope is
-requested or free, and the secant method otherwise. The sensitivities are exact. For alpha_c they are the envelope
-formula ``-(d_p Delta Phi) / (d_alpha Delta Phi)`` at fixed overlaps, for other events they follow from the implicit
-function theorem along the branch. Both contain the jumps of the proximal operator.
+`event_path` finds any event of `EVENTS`, also one about which nothing is known. `zero_path` finds one that is a zero of
+a number: without a guess first on the coarse replicate of the averages, then on all replicates. `find_zero` is the last
+step, inside a bracket that shrinks. It uses Newton's method if exact slopes are known, and the secant method
+otherwise.
+
+The derivatives of an event are exact. For alpha_c they are the envelope formula ``-(d_p Delta Phi) / (d_alpha Delta
+Phi)`` at fixed overlaps, for other events they follow from the implicit function theorem along the branch. Both contain
+the jumps of the proximal operator.
+
+A `Path` is a generator: it yields the solves that it needs and is sent their states; `run_one` runs it, see
+`theory.engine`. "Returns" in the docstring of a path means the value that the generator returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,46 +28,93 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
-from ..averages.rules import Rule
+from ..averages.rules import COARSE, Rule
 from ..base.arrays import AnyArray, GivenArray, Number, indexed, stacked
-from ..base.errors import InputError, as_flag
-from ..base.report import Settings, Status, error_bar, quorum
+from ..base.errors import InputError
+from ..base.report import Settings, Status, quorum
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of
 from ..model.parameters import Parameter
-from ..theory.engine import run_one
-from ..theory.equations import Equations, first_order
+from ..theory.equations import Equations
 from ..theory.paths import Call, Path
 from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near
-from .events import Event, Observable, Transition, event_of
-from .inputs import prepared
+from .events import Event, Observable, Transition
+from .follow import walk
 from .questions import StateTable
-from .secant import Secant
+from .secant import Secant, zero_between
 
-MAX_EVALUATIONS = 12  # maximum number of alphas at which states are solved
-_TOLERANCE = 1e-3  # relative step in alpha that is the last one; the extrapolated zero is accurate to its square
+MAX_EVALUATIONS = 12  # maximum number of places at which the states of all replicates are solved
+SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched if nothing is known about an event
+_TOLERANCE = 1e-3  # relative step that is the last one; the extrapolated zero is accurate to its square
+_COARSE = 1e-3  # relative tolerance on the coarse replicate, whose own error is about as large
 _LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
+
+Look = Callable[[float, Sequence[Overlaps]], Path]
+
+
+class Search(NamedTuple):
+    """Settings along one number, and how their states are solved. All arguments have been checked.
+
+    Attributes:
+        model: the model; concrete numbers.
+        nodes, settings: averaging rule and tolerances.
+        number: the number along which an event is searched.
+        alpha: samples per dimension if the number is another one.
+    """
+
+    model: Model
+    nodes: Rule
+    settings: Settings
+    number: Parameter = Parameter("alpha")
+    alpha: Float[GivenArray, ""] | None = None
+
+    def problem(self, value: float, branch: str | None) -> Problem:
+        """Return a branch at one value of the number."""
+        model, alpha = self.number.set(self.model, self.alpha, value)
+        assert alpha is not None
+        return Problem(model, np.asarray(alpha), self.nodes, np.asarray(branch_of(branch).free(model)), self.settings)
+
+    def derivatives(
+        self, value: float, by_model: Model, by_alpha: Float[GivenArray, " R"]
+    ) -> tuple[PyTree[Float[GivenArray, "R ..."]], Float[GivenArray, " R"]]:
+        """Return derivatives in the other numbers of the setting, and in the number itself at one value of it.
+
+        The other numbers are those of the model or, along one of these, those of the model and alpha.
+
+        Args:
+            by_model, by_alpha: derivatives in the model at the value, and in alpha, with a leading axis of replicates.
+        """
+        if self.number.name == "alpha":
+            return by_model, by_alpha
+        at_value, pull = jax.vjp(
+            lambda model, v: self.number.set(model, None, v)[0], self.model, jnp.asarray(value, self.model.lam.dtype)
+        )
+        gradients = jax.tree.map(lambda g, a: jnp.asarray(g, a.dtype), by_model, jax.vmap(lambda _: at_value)(by_alpha))
+        rates, slopes = jax.vmap(pull)(gradients)
+        return jax.tree.map(np.asarray, ((rates, by_alpha), slopes))
 
 
 class Guess(NamedTuple):
     """Guess for an event.
 
     Attributes:
-        alpha: where the event is expected.
+        at: value of the number where the event is expected.
         overlaps: guess for every state that defines the event, for all replicates or with a leading replicate axis.
-        slope: d (event's number) / d alpha, NaN if unknown.
-        low, high: bracket of alpha.
-        there: an alpha at which the states are known to exist, NaN for `alpha` itself.
+        slope: d (event's number) / d (number), NaN if unknown.
+        low, high: bracket of the number.
+        there: a value at which the states are known to exist, NaN for `at` itself.
+        reach: longest relative step inside of the bracket.
     """
 
-    alpha: Number
+    at: Number
     overlaps: tuple[Overlaps, ...]
     slope: Number = np.nan
     low: Number = 0.0
     high: Number = np.inf
     there: Number = np.nan
+    reach: float = np.inf
 
 
 # Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
@@ -82,7 +137,7 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
     if set(event.branches) <= set(curves):
         guesses = crossings(event, [curves[b] for b in event.branches])
-        return next((guess for guess in guesses if low <= guess.alpha <= high), None)
+        return next((guess for guess in guesses if low <= guess.at <= high), None)
     states = [points[b] for b in event.branches if b in points]
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
@@ -126,6 +181,205 @@ def _numbers(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
     return jnp.where(has_states & quorum(has_states), event.value(*states), jnp.nan)
 
 
+class Zero(NamedTuple):
+    """The number of an event at one value of the number that is searched, such as alpha; or the outcome of a search.
+
+    Attributes:
+        at: the value, for a fold one of every replicate.
+        states: the states there.
+        value: the event's number in every replicate, NaN in those that lack a state.
+        rates: its derivatives in the other numbers of the setting, see `Search.derivatives`; None if not requested.
+        slopes: its derivative in the number that is searched; NaN if not requested.
+        slope: mean of `slopes`, or the slope of the secant.
+        converged: whether the search converged.
+    """
+
+    at: Float[GivenArray, "*R"]
+    states: tuple[State, ...]
+    value: Float[GivenArray, " R"]
+    rates: PyTree[Float[GivenArray, "R ..."]] | None
+    slopes: Float[GivenArray, " R"]
+    slope: Number = np.nan
+    converged: bool | Bool[AnyArray | np.bool, ""] = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether most replicates have the states."""
+        return not bool(np.all(np.isnan(self.value)))
+
+
+def event_path(event: Event, search: Search, guess: Guess | None = None, *, exact: bool = True) -> Path:
+    """Path that finds any event; returns a `Zero`, or None if the event is a fold and there is none.
+
+    Without a guess, the alphas `SEARCH` are visited.
+
+    Args:
+        exact: whether to differentiate the number, so that the search has exact slopes and the result has rates.
+
+    Raises:
+        InputError: there is no event at the alphas `SEARCH`.
+    """
+    if guess is None:
+        guess = yield from guess_among(event, search, SEARCH)
+    if guess is None:
+        what = "there is none" if event.value else f"the {event.branches[0]} branch does not end"
+        raise InputError("event", f"must happen, {what} for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}")
+    if event.value is None:
+        return (yield from _fold(event, search, guess, exact))
+    return (yield from zero_path(event, search, guess, exact=exact))
+
+
+def zero_path(
+    event: Event,
+    search: Search,
+    guess: Guess | None = None,
+    *,
+    bracket: tuple[float, float] = (0.0, np.inf),
+    starts: Sequence[Overlaps] = (),
+    exact: bool = True,
+    tol: float = _TOLERANCE,
+) -> Path:
+    """Path that finds where the number of an event is zero; returns a `Zero`.
+
+    Without a guess, the coarse replicate gives one inside the bracket. If it finds no zero there, the states are solved
+    at the end of the bracket only, and the `Zero` has not converged.
+
+    Args:
+        starts: overlaps from which the branches are searched in the bracket.
+        exact: as in `event_path`; the number of a pair has exact slopes in any case.
+        tol: the search stops when the relative step is below this.
+    """
+    limit, in_bracket = MAX_EVALUATIONS, True
+    if guess is None:
+        guess, in_bracket = yield from _coarse_guess(event, search, bracket, starts)
+        limit = MAX_EVALUATIONS if in_bracket else 1
+    look = partial(event_number, event, search, exact=exact)
+    zero = yield from find_zero(look, guess, tol=tol, max_evaluations=limit)
+    return zero._replace(converged=zero.converged and in_bracket)
+
+
+def find_zero(look: Look, guess: Guess, *, tol: float = _TOLERANCE, max_evaluations: int = MAX_EVALUATIONS) -> Path:
+    """Path that finds a zero near a guess by Newton's method, or by the secant method where slopes are not known.
+
+    Args:
+        look: function of a value and of overlaps to start from; its path returns a `Zero`, which need not be one.
+        tol: the search stops when the relative step is below this.
+
+    Returns:
+        The last `Zero` with states; the first one if there are none at the guess.
+    """
+    search = Secant.begin(guess.there, guess.slope, guess.low, guess.high, guess.reach)
+    trial, xs = float(guess.at), guess.overlaps
+    last: Zero | None = None
+    for _ in range(max_evaluations):
+        zero = yield from look(trial, xs)
+        if not zero.is_known:
+            if last is None and not np.isfinite(search.x):  # no state at the start
+                return zero
+            search = search.shrunk(trial)
+        else:
+            slope = np.nan if np.all(np.isnan(zero.slopes)) else float(np.nanmean(zero.slopes))
+            search = search.updated(trial, float(np.nanmean(zero.value)), slope)
+            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.x
+            last, xs = zero._replace(slope=search.slope, converged=converged), tuple(s.overlaps for s in zero.states)
+            if abs(search.step) < tol * search.x:
+                break
+        trial = search.next()
+    return zero if last is None else last
+
+
+def event_number(
+    event: Event, search: Search, value: float, xs: Sequence[Overlaps], *, exact: bool = True, coarse: bool = False
+) -> Path:
+    """Path that solves the states of an event at one value of the number; returns a `Zero`.
+
+    Args:
+        xs: overlaps to start from.
+        exact: whether to compute derivatives that are not free.
+        coarse: whether to use the coarse replicate only, which is then the only one of the `Zero`.
+    """
+    dtype, replicates = search.model.lam.dtype, search.nodes.replicates
+    # Overlaps of a model in another dtype are starts as well.
+    starts = jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), tuple(xs))
+    problems = [search.problem(value, branch) for branch in event.branches]
+    if coarse:
+        states = tuple(stacked([s]) for s in (yield [p.lane(x) for p, x in zip(problems, starts, strict=True)]))
+    else:
+        starts = [with_replicate_axis(x, replicates) for x in starts]
+        states = tuple((yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]))
+    number, rates = np.asarray(_numbers(event, states)), None
+    slopes, partials = np.full_like(number, np.nan), None
+    if event.observable is None:
+        partials = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
+    elif exact:
+        replicate_numbers = [COARSE] if coarse else range(replicates)
+        _, *partials = yield from _derivatives(problems[0], states[0].overlaps, event.observable, replicate_numbers)
+    if partials is not None:
+        rates, slopes = search.derivatives(value, *partials)
+    return Zero(np.asarray(value, dtype), states, number, rates, slopes)
+
+
+def _coarse_guess(event: Event, search: Search, bracket: tuple[float, float], starts: Sequence[Overlaps]) -> Path:
+    """Path that finds an event on the coarse replicate.
+
+    Returns:
+        A `Guess`, and whether there is a zero inside the bracket; otherwise the guess is an end of the bracket.
+    """
+    starts = [jax.tree.map(np.asarray, start) for start in starts]
+
+    def number(value: float, xs: Sequence[Overlaps]) -> Path:
+        """Path that returns the event's number, and starts for the next value.
+
+        If only one branch of a pair has a state, that branch counts as the lower one: the number is positive for the
+        second branch, and negative for the first one. If neither has a state, it is negative. Its size is then the mean
+        size of both losses.
+        """
+        problems = [search.problem(value, branch) for branch in event.branches]
+        states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
+        has_state = [bool(s.has_state) for s in states]
+        # The next search for a branch that was not found begins at the start of that branch.
+        is_settled = [s.status <= Status.stalled for s in states]
+        xs = [s.overlaps if settled else x for s, settled, x in zip(states, is_settled, starts, strict=True)]
+        if len(states) == 1 or all(has_state):
+            assert event.value is not None
+            return event.value(*states), xs
+        size = np.mean(np.abs([s.train_loss for s in states]))
+        return (1.0 if has_state[1] and not has_state[0] else -1.0) * size, xs
+
+    value, xs, in_bracket = yield from zero_between(number, *bracket, starts, _COARSE)
+    return Guess(value, tuple(xs)), in_bracket
+
+
+def guess_among(event: Event, search: Search, alphas: Float[np.ndarray, " A"]) -> Path:
+    """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`, or None.
+
+    If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
+    the sign of the number at the states is compatible with a zero on that side. A fold is expected where the branch is
+    lost.
+    """
+    model, nodes, settings = search.model, search.nodes, search.settings
+    visited: list[tuple[Sequence[FixedPoint], float]] = []
+    for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
+        points = yield list(steps)
+        if event.value is not None:
+            visited.append((points, number_of(event, points)))
+            if guesses := sign_changes(visited[-2:]):
+                return guesses[0]
+        else:
+            visited.append((points, np.nan))
+            before = visited[-2][0] if len(visited) > 1 else points
+            if before[0].exists and not points[0].exists:
+                low, high = float(points[0].alpha), float(before[0].alpha)
+                return Guess(high, (before[0].replicates.overlaps,), low=0.5 * low, high=1.5 * high)
+    for before, after in pairwise(visited):
+        for (points, g), (neighbours, h) in ((before, after), (after, before)):
+            a, b = float(points[0].alpha), float(neighbours[0].alpha)
+            if np.isnan(h) and g * (b - a) < 0:  # numbers of events rise with alpha
+                overlaps = tuple(p.replicates.overlaps for p in points)
+                return Guess(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
+    return None
+
+
 @program
 def _implicit(
     equations: Equations, x: Overlaps, observable: Observable
@@ -135,221 +389,63 @@ def _implicit(
     return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
 
 
-class Zero(NamedTuple):
-    """Outcome of a search for an event.
-
-    Attributes:
-        alpha: last alpha at which the states were solved.
-        states: the states at that alpha.
-        value: the event's number in every replicate, NaN in those that lack a state.
-        by_model, by_alpha: derivatives of the number in every replicate; None and NaN if not requested.
-        slope: d (mean number) / d alpha, exact or from the secant.
-        converged: whether the search converged.
-    """
-
-    alpha: Float[GivenArray, "*R"]
-    states: tuple[State, ...]
-    value: Float[GivenArray, " R"]
-    by_model: Model | None
-    by_alpha: Float[GivenArray, " R"]
-    slope: Number = jnp.nan
-    converged: bool | Bool[AnyArray | np.bool, ""] = False
-
-
-def find_zero(
-    event: Event,
-    model: Model,
-    guess: Guess,
-    nodes: Rule,
-    settings: Settings,
-    *,
-    exact: bool,
-    tol: float = _TOLERANCE,
-    masks: Sequence[Float[GivenArray, " 2"]] | None = None,
-    max_evaluations: int = MAX_EVALUATIONS,
-) -> Path:
-    """Path of Newton's method from a guess for an event, or of the secant method if not `exact`; returns a `Zero`.
-
-    Args:
-        tol: the search stops when the relative step in alpha is below this.
-        masks: masks of the free order parameters of the branches; by default those of the event.
-        max_evaluations: maximum number of alphas at which states are solved.
-    """
-    free_masks = [branch_of(b).free(model) for b in event.branches] if masks is None else masks
-
-    def evaluate(trial_alpha: float, xs: Sequence[Overlaps]) -> Path:
-        """Path that solves the states at one alpha; returns a `Zero`, with derivatives if requested or free."""
-        alpha = np.asarray(trial_alpha, model.lam.dtype)
-        problems = [Problem(model, alpha, nodes, f, settings) for f in free_masks]
-        states = tuple((yield [p.solve_replicates(x) for p, x in zip(problems, xs, strict=True)]))
-        value, by_model = np.asarray(_numbers(event, states)), None
-        by_alpha = np.full_like(value, np.nan)
-        if event.observable is None:
-            by_model, by_alpha = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
-        elif exact:
-            _, by_model, by_alpha = yield from implicit_derivatives(problems[0], states[0].overlaps, event.observable)
-        return Zero(alpha, states, value, by_model, by_alpha)
-
-    search = Secant.begin(guess.there, guess.slope, guess.low, guess.high)
-    starts = _in_dtype_of(model, guess.overlaps)
-    trial, xs = float(guess.alpha), tuple(with_replicate_axis(x, nodes.replicates) for x in starts)
-    last: Zero | None = None
-    for _ in range(max_evaluations):
-        zero = yield from evaluate(trial, xs)
-        if np.all(np.isnan(zero.value)):
-            if last is None and not np.isfinite(search.x):  # no state at the start
-                return zero
-            search = search.shrunk(trial)
-        else:
-            by_alpha = np.nan if np.all(np.isnan(zero.by_alpha)) else float(np.nanmean(zero.by_alpha))
-            search = search.updated(trial, float(np.nanmean(zero.value)), by_alpha)
-            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.x
-            last, xs = zero._replace(slope=search.slope, converged=converged), tuple(s.overlaps for s in zero.states)
-            if abs(search.step) < tol * search.x:
-                break
-        trial = search.next()
-    return zero if last is None else last
-
-
-def _in_dtype_of(model: Model, starts: tuple[Overlaps, ...]) -> tuple[Overlaps, ...]:
-    """Return overlaps in the dtype of the model; those of a model in another dtype are starts as well."""
-    dtype = model.lam.dtype
-    return jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), starts)
-
-
-def implicit_derivatives(
-    problem: Problem, xs: Overlaps, observable: Observable, replicates: Sequence[int] | None = None
-) -> Path:
-    """Path that evaluates `_implicit` in every replicate, or in the given ones; returns arrays (R, ...)."""
+def _derivatives(problem: Problem, xs: Overlaps, observable: Observable, replicates: Sequence[int]) -> Path:
+    """Path that evaluates `_implicit` in the given replicates; returns arrays (R, ...)."""
     model, alpha, nodes, free, _ = problem
     calls = []
-    for k, replicate in enumerate(range(nodes.replicates) if replicates is None else replicates):
+    for k, replicate in enumerate(replicates):
         equations = Equations(model, alpha, nodes.replicate(replicate), jnp.asarray(free))
         calls.append(Call(_implicit, (equations, indexed(xs, k), observable)))
     return stacked((yield calls))
 
 
-def find_event(
-    model: Model,
-    event: str,
-    nodes: Rule | None = None,
-    *,
-    start: Start,
-    settings: Settings | None = None,
-    sensitivities: bool = True,
-) -> Transition:
-    """Find an event near a guess, with its exact derivatives in every number of the model.
-
-    Args:
-        model: attention layer and data.
-        event: a name in `EVENTS`.
-        nodes: averaging rule; by default `default_nodes`.
-        start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
-            between two of their points; or a `Guess`.
-        settings: tolerances.
-        sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
-            in alpha. Otherwise the secant method finds the event, with less to compile.
-
-    Returns:
-        A `Transition`; status `absent` when there is no such event near the start.
-
-    Raises:
-        InputError: the event is unknown, or the start does not belong to it.
-    """
-    nodes, settings = prepared(model, nodes, settings)
-    sensitivities = as_flag(sensitivities, "sensitivities")
-    definition = event_of(event, model)
-    guess = guess_of(definition, start)
-    if guess is None:
-        text = f"must enclose the event, got curves between whose points {event} does not change sign"
-        raise InputError("start", text)
-    zero = run_one(locate_path(definition, lax.stop_gradient(model), guess, nodes, settings, sensitivities))
-    return transition_of(definition, model, zero)
-
-
-def locate_path(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
-    """Path of `find_event`; returns a `Zero`, or None if the event is a fold and there is none."""
-    if event.value is None:
-        return (yield from _fold(event, model, guess, nodes, settings, sensitivities))
-    return (yield from find_zero(event, model, guess, nodes, settings, exact=sensitivities))
-
-
-def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
-    """Convert what `locate_path` returned to a result that is differentiable in `model`, the caller's model."""
-    if zero is None:
-        nan = jnp.full((), jnp.nan, model.lam.dtype)
-        return Transition(nan, nan, None, None, jnp.asarray(int(Status.absent)), (), event.name)
-    zero = jax.tree.map(jnp.asarray, zero)
-    roots = zero.alpha - zero.value / (zero.slope if zero.by_model is None else zero.by_alpha)
-    sensitivities = bars = None
-    if zero.by_model is not None:
-        gradients, sensitivities, bars = root_derivatives(zero.by_model, zero.by_alpha)
-        roots = with_sensitivities(roots, gradients, model)
-    alpha, fixed_model = jnp.mean(zero.alpha), lax.stop_gradient(model)
-    states = tuple(FixedPoint(fixed_model, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
-    status = jnp.stack([s.status for s in states])
-    worst = jnp.max(status)
-    is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
-    failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
-    # No number of an event that was not found may read like a result. A factor makes the derivatives NaN as well.
-    known = jnp.where(zero.converged, 1.0, jnp.nan).astype(roots.dtype)
-    sensitivities, bars = jax.tree.map(lambda a: known * a, (sensitivities, bars))
-    return Transition(
-        alpha=known * jnp.nanmean(roots),
-        stderr=known * error_bar(lax.stop_gradient(roots)),
-        sensitivities=sensitivities,
-        sensitivities_stderr=bars,
-        status=jnp.where(zero.converged, worst, failure_status),
-        branches=states,
-        event=event.name,
-    )
-
-
-@eqx.filter_jit
-def root_derivatives(by_model: Model, by_alpha: Float[Array, " R"]) -> tuple[Model, Model, Model]:
-    """Return d alpha / d model in every replicate, its mean and its error bar, from the derivatives of the number."""
-    gradients = jax.tree.map(lambda g: -g / by_alpha.reshape(-1, *[1] * (g.ndim - 1)), by_model)
-    return gradients, jax.tree.map(lambda a: jnp.nanmean(a, 0), gradients), jax.tree.map(error_bar, gradients)
-
-
-@jax.custom_jvp
-def with_sensitivities(
-    alphas: Float[Array, " R"], sensitivities: PyTree[Float[Array, "R ..."]], setting: PyTree[Float[Array, "..."]]
-) -> Float[Array, " R"]:
-    """Return the roots with `sensitivities` (leading axis R) as their first derivatives in the numbers of a setting."""
-    return alphas
-
-
-@with_sensitivities.defjvp
-def _(primals: Any, tangents: Any) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
-    alphas, sensitivities, model = primals
-    terms = jax.tree.map(
-        lambda s, d: jnp.sum((s * d).reshape(alphas.shape[0], -1), 1), first_order(sensitivities, model), tangents[2]
-    )
-    return alphas, sum(jax.tree.leaves(terms), jnp.zeros_like(alphas))
-
-
-def _fold(event: Event, model: Model, guess: Guess, nodes: Rule, settings: Settings, sensitivities: bool) -> Path:
+def _fold(event: Event, search: Search, guess: Guess, exact: bool) -> Path:
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
-    alpha, free = float(guess.alpha), branch_of(event.branches[0]).free(model)
-    setting = Setting(model, jnp.asarray(alpha, model.lam.dtype), Parameter("alpha"), free)
-    (start,) = _in_dtype_of(model, guess.overlaps)
-    x = jax.tree.map(lambda a: np.mean(a, 0), with_replicate_axis(start, nodes.replicates))
-    limits = float(guess.low) or 0.5 * alpha, float(guess.high) if np.isfinite(guess.high) else 1.5 * alpha
-    fold = yield from fold_near(setting, nodes, x, settings, limits)
+    value, dtype = float(guess.at), search.model.lam.dtype
+    model, alpha, nodes, free, settings = search.problem(value, event.branches[0])
+    (start,) = guess.overlaps
+    x = jax.tree.map(lambda a: np.mean(np.asarray(a, dtype), 0), with_replicate_axis(start, nodes.replicates))
+    limits = float(guess.low) or 0.5 * value, float(guess.high) if np.isfinite(guess.high) else 1.5 * value
+    fold = yield from fold_near(Setting(model, alpha, search.number, free), nodes, x, settings, limits)
     if fold is None:
         return None
-    alphas, state = fold
-    by_model, by_alpha = None, np.full_like(alphas, np.nan)
-    if sensitivities:
+    values, state = fold
+    rates, slopes = None, np.full_like(values, np.nan)
+    if exact:
         calls = []
-        for k, a in enumerate(alphas):
-            equations = Equations(model, jnp.asarray(a), nodes.replicate(k), free)
+        for k, folded in enumerate(values):
+            model, alpha = search.number.set(search.model, search.alpha, folded)
+            equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
             calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
-        by_model, by_alpha = stacked((yield calls))
-    return Zero(alphas, (state,), np.zeros_like(alphas), by_model, by_alpha, 1.0, True)
+        rates, slopes = search.derivatives(float(np.mean(values)), *stacked((yield calls)))
+    return Zero(values, (state,), np.zeros_like(values), rates, slopes, 1.0, True)
 
 
 @program
 def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Array, ""]]:
     return equations.fold_gradient(x)
+
+
+def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
+    """Convert what `event_path` returned to a result that is differentiable in `model`, the caller's model."""
+    if zero is None:
+        nan = jnp.full((1,), jnp.nan, model.lam.dtype)
+        return Transition.of(nan, status=Status.absent, event=event.name)
+    zero = jax.tree.map(jnp.asarray, zero)
+    roots = zero.at - zero.value / (zero.slope if zero.rates is None else zero.slopes)
+    rates = None if zero.rates is None else root_rates(zero.rates, zero.slopes)
+    alpha, fixed_model = jnp.mean(zero.at), lax.stop_gradient(model)
+    states = tuple(FixedPoint(fixed_model, alpha, s, b) for s, b in zip(zero.states, event.branches, strict=True))
+    status = jnp.stack([s.status for s in states])
+    worst = jnp.max(status)
+    is_unsettled = jnp.stack([~s.exists for s in states]) & (status != Status.absent)
+    failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
+    status = jnp.where(zero.converged, worst, failure_status)
+    known = jnp.asarray(zero.converged)
+    return Transition.of(roots, rates, model, status=status, known=known, branches=states, event=event.name)
+
+
+@eqx.filter_jit
+def root_rates(rates: PyTree[Float[Array, "R ..."]], slopes: Float[Array, " R"]) -> PyTree[Float[Array, "R ..."]]:
+    """Return the derivatives of the root of a number in every replicate, from those of the number."""
+    return jax.tree.map(lambda g: -g / slopes.reshape(-1, *[1] * (g.ndim - 1)), rates)

@@ -16,15 +16,12 @@ from contourpy import contour_generator
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.arrays import AnyArray
 from ..base.errors import InputError, require, require_choice
 from ..base.report import Row, error_bar
 from ..dynamics.landscape import CHANGES, words_of
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint
 from .table import MODELS, ORDER_AXES, Missing, Reader, Table, numbers_of_states
-
-ALPHA_L = "alpha_l"  # not in `EVENTS`, because it coincides with the baseline event of a branch or with alpha_c
 
 # Meaning of the points where the curves of two events intersect.
 INTERSECTIONS = {
@@ -35,17 +32,6 @@ INTERSECTIONS = {
     frozenset(("semantic instability", "positional instability")): "end of the bistable region",
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
 }
-
-
-def baseline_branch(
-    early: bool | Bool[AnyArray | np.bool, "*shape"], late: bool | Bool[AnyArray | np.bool, "*shape"]
-) -> Int[np.ndarray, "*shape"]:
-    """Return where alpha_l lies: 0 on the positional branch, 1 at alpha_c itself, 2 on the semantic branch.
-
-    Args:
-        early, late: whether the positional and the semantic state beat the linear baseline at alpha_c.
-    """
-    return np.where(early, 0, np.where(late, 1, 2))
 
 
 class StateTable(Table):

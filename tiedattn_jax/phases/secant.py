@@ -27,6 +27,7 @@ class Secant:
         slope: slope of the function there; NaN if unknown.
         low, high: bracket of the zero; its ends are not evaluated.
         rising: sign of the slope at the zero.
+        reach: longest relative step. Without a bracket it is `_REACH` at most.
     """
 
     x: float
@@ -35,11 +36,12 @@ class Secant:
     low: float
     high: float
     rising: float
+    reach: float = np.inf
 
     @classmethod
-    def begin(cls, x: Number, slope: Number, low: Number, high: Number) -> Secant:
+    def begin(cls, x: Number, slope: Number, low: Number, high: Number, reach: float = np.inf) -> Secant:
         """Return the search before its first evaluation."""
-        return cls(float(x), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0)
+        return cls(float(x), np.nan, float(slope), float(low), float(high), -1.0 if slope < 0 else 1.0, reach)
 
     @property
     def step(self) -> float:
@@ -54,13 +56,14 @@ class Secant:
         bracket, a short step towards the zero.
         """
         has_bracket = self.low > 0 and np.isfinite(self.high)
+        longest = self.x * (self.reach if has_bracket else min(self.reach, _REACH))
         if self.slope * self.rising > 0 and np.isfinite(self.value):
-            reach = np.inf if has_bracket else _REACH * self.x
-            trial = self.x + float(np.clip(self.step, -reach, reach))
+            trial = self.x + self.step
         elif has_bracket:
             trial = float(np.sqrt(self.low * self.high))
         else:
             trial = (1 - _FIRST_STEP * np.sign(self.value * self.rising)) * self.x
+        trial = float(np.clip(trial, self.x - longest, self.x + longest))
         trial = 0.5 * (self.x + self.high) if trial >= self.high else trial
         return 0.5 * (self.x + self.low) if trial <= self.low else trial
 
@@ -72,7 +75,7 @@ class Secant:
         unbracketed = self.low == 0 and np.isinf(self.high) and np.isfinite(slope)
         rising = float(np.sign(slope)) if unbracketed else self.rising
         low, high = (x, self.high) if value * rising < 0 else (self.low, x)
-        return Secant(x, value, slope, low, high, rising)
+        return replace(self, x=x, value=value, slope=slope, low=low, high=high, rising=rising)
 
     def shrunk(self, x: float) -> Secant:
         """Return the search with a smaller bracket after there was no state at `x`.

@@ -27,22 +27,20 @@ from ..theory.engine import run, run_one
 from ..theory.paths import Call, Failure, Path
 from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
-from .best_places import best_path
-from .best_ridge import best_of, prepared_search
-from .events import EVENTS, event_of
+from .best import best_of, best_path, prepared_task
+from .events import ALPHA_L, EVENTS, event_of
 from .follow import CURVE_SETTINGS, Progress, silent, walk
 from .inputs import check_top_level, prepared
-from .locate import Guess, Start, locate_path, transition_of
-from .questions import ALPHA_L, BestTable, EventTable, LandscapeTable, StateTable
+from .locate import Search, Start
+from .questions import BestTable, EventTable, LandscapeTable, StateTable
 from .table import MODELS, Missing, Table
 from .thresholds import THRESHOLDS
-from .trace import SEARCH, TRACE_SETTINGS, first_sign_change, trace_path
-from .transitions import RANGE, critical_path, crossing_path
+from .trace import TRACE_SETTINGS, trace_path
+from .transitions import transition_path
 
 _BEST = "best "  # begins the question for the best value of a number
 _LANDSCAPE = "landscape"
 _LANDSCAPE_NODES = 2**14  # Sobol points of every landscape of a student on a sphere
-_SEARCHED = f"for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}"
 
 
 def sweep(
@@ -300,7 +298,7 @@ def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | No
         rule, tolerances = prepared(grid.models[0], nodes, settings)
         _check_others(grid.models)
         event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
-        cells = _cells(grid.run([_event(model, event, rule, tolerances) for model in grid.models], progress))
+        cells = _cells(grid.run([transition_path(event, Search(m, rule, tolerances)) for m in grid.models], progress))
     names, values = grid.labels
     shape = tuple(map(len, values))
     if len(names) != 1:
@@ -311,44 +309,6 @@ def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | No
         if is_exact and axis.name != MODELS and axis.put is None:
             slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
     return EventTable.along(event, axis.name, axis.values, cells, slopes)
-
-
-def _event(model: Model, event: str, nodes: Rule, settings: Settings) -> Path:
-    """Path that finds an event of one model without a guess; returns a `Transition`.
-
-    Raises:
-        InputError: the event does not happen.
-    """
-    if event in ("alpha_c", ALPHA_L):
-        zero = yield from critical_path(model, nodes, RANGE, None, settings)
-        critical = transition_of(EVENTS["alpha_c"], model, zero)
-        return (yield from crossing_path(model, critical, nodes, RANGE, settings)) if event == ALPHA_L else critical
-    definition = event_of(event, model)
-    if definition.value is None:
-        guess = yield from _fold_guess(definition.branches[0], model, nodes, settings)
-    else:
-        try:
-            guess = yield from first_sign_change(definition, model, SEARCH, nodes, settings)
-        except InputError:
-            raise InputError("event", f"must happen, there is none {_SEARCHED}") from None
-    zero = yield from locate_path(definition, model, guess, nodes, settings, True)
-    return transition_of(definition, model, zero)
-
-
-def _fold_guess(branch: str | None, model: Model, nodes: Rule, settings: Settings) -> Path:
-    """Path that follows a branch down in alpha until it is lost; returns a `Guess` for the fold expected there.
-
-    Raises:
-        InputError: the branch is not lost.
-    """
-    last: FixedPoint | None = None
-    for step in walk(model, list(SEARCH), branch, nodes, settings):
-        point = yield step
-        if last is not None and last.exists and not point.exists:
-            low, high = float(point.alpha), float(last.alpha)
-            return Guess(high, (last.replicates.overlaps,), low=0.5 * low, high=1.5 * high)
-        last = point
-    raise InputError("event", f"must happen, the {branch} branch does not end {_SEARCHED}")
 
 
 def _best(
@@ -363,12 +323,12 @@ def _best(
     """Find the best value of a number in every cell."""
     if number in grid.labels[0]:
         raise InputError("question", f"must be about another number than those that change, got number={number!r}")
-    task = prepared_search(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
+    task = prepared_task(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
     _check_others(grid.models)
-    tasks = [task._replace(model=m, alpha=a) for m, a in zip(grid.models, grid.alphas, strict=True)]
+    tasks = [task.at(m, a) for m, a in zip(grid.models, grid.alphas, strict=True)]
     results = grid.run([best_path(each) for each in tasks], progress)
     cells = [
-        result if isinstance(result, Failure) else best_of(each, branch, result)
+        result if isinstance(result, Failure) else best_of(each, result)
         for each, result in zip(tasks, results, strict=True)
     ]
     return BestTable(f"{_BEST}{number}", *grid.labels, _cells(cells), branch)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float
@@ -16,14 +14,12 @@ from ..base.report import Settings
 from ..model.model import Model
 from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path
-from ..theory.states import FixedPoint
-from .events import Event, Transition, event_of
-from .follow import Progress, WarmStart, predict, update, walk
-from .locate import Guess, Start, Zero, find_zero, guess_of, number_of, sign_changes, transition_of
-from .questions import ALPHA_L, EventTable, baseline_branch
+from .events import ALPHA_L, Event, Transition, baseline_branch, event_of
+from .follow import Progress, WarmStart, predict, update
+from .locate import SEARCH, Guess, Search, Start, Zero, event_path, guess_among, guess_of, transition_of
+from .questions import EventTable
 from .table import Missing
 
-SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched for the first point
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 TRACE_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
 _POINTS = 3  # points that the extrapolation of alpha uses
@@ -123,7 +119,7 @@ class _Tracer:
         zero = yield from self.search_near(value, guess)
         if not zero.converged:
             reason = self.failure_reason(value, zero)
-            problem = f"got none at the first near alpha = {guess.alpha:.4g}"
+            problem = f"got none at the first near alpha = {guess.at:.4g}"
             raise InputError("values", f"must begin where the event happens, {problem}: {reason}")
         self.warm_starts = [WarmStart.begin(x, value, self.nodes.replicates) for x in guess.overlaps]
         self.record(value, zero)
@@ -171,35 +167,14 @@ class _Tracer:
         return transition_of(self.event, self.model_at(value), zero).reason
 
     def search_near(self, value: float, guess: Guess) -> Path:
-        return find_zero(self.event, self.model_at(value), guess, self.nodes, self.settings, exact=self.exact)
+        return event_path(self.event, self.search_at(value), guess, exact=self.exact)
 
     def wide_search(self, value: float, alphas: Float[np.ndarray, " A"]) -> Path:
-        return first_sign_change(self.event, self.model_at(value), alphas, self.nodes, self.settings)
+        guess = yield from guess_among(self.event, self.search_at(value), alphas)
+        if guess is None:
+            text = f"must begin where the event happens, got none at the first for alpha from {alphas[-1]:g} to"
+            raise InputError("values", f"{text} {alphas[0]:g}")
+        return guess
 
-
-def first_sign_change(
-    event: Event, model: Model, alphas: Float[np.ndarray, " A"], nodes: Rule, settings: Settings
-) -> Path:
-    """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`.
-
-    If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
-    the sign of the number at the states is compatible with a zero on that side.
-
-    Raises:
-        InputError: the event happens nowhere between the alphas.
-    """
-    visited: list[tuple[Sequence[FixedPoint], float]] = []
-    for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
-        points = yield list(steps)
-        visited.append((points, number_of(event, points)))
-        if guesses := sign_changes(visited[-2:]):
-            return guesses[0]
-    for before, after in pairwise(visited):
-        for (points, g), (neighbours, h) in ((before, after), (after, before)):
-            a, b = float(points[0].alpha), float(neighbours[0].alpha)
-            if np.isnan(h) and g * (b - a) < 0:  # numbers of events rise with alpha
-                overlaps = tuple(p.replicates.overlaps for p in points)
-                return Guess(0.5 * (a + b), overlaps, low=min(a, b), high=max(a, b), there=a)
-    ends = [float(points[0].alpha) for points, _ in (visited[-1], visited[0])]
-    text = f"must begin where the event happens, got none at the first for alpha from {ends[0]:g} to {ends[1]:g}"
-    raise InputError("values", text)
+    def search_at(self, value: float) -> Search:
+        return Search(self.model_at(value), self.nodes, self.settings)

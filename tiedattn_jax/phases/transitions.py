@@ -1,44 +1,44 @@
-"""The paper's transitions: alpha_c, where the global minimum changes its mechanism, and alpha_l of the baseline.
+"""The doors to events in alpha: the paper's transitions, any event near a guess, and the ends of a branch.
 
-At alpha_c the positional and the semantic branch have the same training loss. At alpha_l the test error of the global
-minimum falls below that of the linear baseline. Both are first located on the coarse replicate of the averaging rule,
-by a search in the bracket, and then on all replicates, by Newton's method from there.
-
-A `Path` is a generator: it yields the solves that it needs and is sent their states; `run_one` runs it, see
-`theory.pool`. "Returns" in the docstring of a path means the value that the generator returns.
+At alpha_c the positional and the semantic branch have the same training loss, so that the global minimum changes its
+mechanism there. At alpha_l the test error of the global minimum falls below that of the linear baseline; it is alpha_c,
+or the event of a branch on one side of it. Both are first located on the coarse replicate of the averaging rule, by a
+search in the bracket, and then on all replicates, by Newton's method from there. Arguments are checked here, and not
+again inside; see `locate` for the search.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any
 
-import jax
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Float
 
-from ..averages.rules import Rule
-from ..base.arrays import GivenArray
-from ..base.errors import array_of, require_choice, require_kind
-from ..base.report import Settings, Status
+from ..averages.rules import SIZES, Rule
+from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
+from ..base.report import Description, Printed, Settings, Status, with_error
 from ..model.model import Model
-from ..model.overlaps import PAIR, Overlaps
+from ..model.overlaps import BRANCHES, PAIR
 from ..theory.engine import run_one
 from ..theory.paths import Path
-from ..theory.solve import Problem
-from .events import EVENTS, Event, Transition, event_of
-from .follow import pair_free, pair_start
+from ..theory.states import FixedPoint
+from .events import ALPHA_L, EVENTS, Transition, event_of
+from .follow import CURVE_SETTINGS, pair_start
 from .inputs import prepared
-from .locate import MAX_EVALUATIONS, Guess, Start, Zero, find_zero, guess_of, transition_of
-from .questions import ALPHA_L, baseline_branch
-from .secant import zero_between
+from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
+from .questions import StateTable
 
 RANGE = (0.1, 4.0)  # default bracket of alpha
-_COARSE = 1e-3  # relative tolerance of alpha on the coarse replicate, whose own error is about as large
 # The search on all replicates stops when the relative Newton step in alpha is below this. The next step would be
 # smaller than the error that `Settings.tol` leaves in the states.
 _FINAL = 1e-5
+# Fraction of the largest order parameter along a curve. If the last one before an end exceeds it, the order parameter
+# does not fall to zero like a square root there, and we search for a fold.
+_NOT_SMALL = 0.7
 
 
 def critical_alpha(
@@ -73,26 +73,9 @@ def critical_alpha(
     Raises:
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
-    nodes, settings, ends = _prepared(model, nodes, bracket, settings)
+    search, ends = _prepared(model, nodes, settings), _ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
-    zero = run_one(critical_path(lax.stop_gradient(model), nodes, ends, guess, settings))
-    return transition_of(EVENTS["alpha_c"], model, zero)
-
-
-def critical_path(
-    model: Model, nodes: Rule, bracket: tuple[float, float], guess: Guess | None, settings: Settings
-) -> Path:
-    """Path of `critical_alpha` for concrete numbers; returns a `Zero`.
-
-    Without a guess, the coarse search gives one. If it finds no crossing in the bracket, the states are solved at the
-    end of the bracket only, and the `Zero` has not converged.
-    """
-    in_bracket = True
-    if guess is None:
-        guess, in_bracket = yield from _coarse_alpha_c(model, nodes, bracket, settings)
-    event, limit = EVENTS["alpha_c"], _max_evaluations(in_bracket)
-    zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
-    return zero._replace(converged=zero.converged and in_bracket)
+    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends, guess)))
 
 
 def linear_crossing(
@@ -126,181 +109,269 @@ def linear_crossing(
     Raises:
         InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
     """
-    nodes, settings, bracket = _prepared(model, nodes, bracket, settings)
-    event_of("semantic baseline", model)  # the model must have a target
+    search, ends = _prepared(model, nodes, settings), _ends_of(bracket)
+    event_of("semantic baseline", search.model)  # the model must have a target
     if transition is None:
-        transition = critical_alpha(model, nodes, bracket=bracket, settings=settings)
+        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends)))
     require_kind(transition, "transition", Transition, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
-    fixed_model, critical = lax.stop_gradient((model, transition))
-    if not critical.ok:  # without alpha_c, the global minimum is unknown
-        return dataclasses.replace(transition, event=ALPHA_L)
-    crossing = _Crossing.of(fixed_model, critical, bracket)
-    guess = None if start is None else guess_of(crossing.event, start, *crossing.bracket)
-    zero = run_one(crossing.path(fixed_model, nodes, guess, settings))
-    return crossing.transition(model, transition, zero)
+    return run_one(_alpha_l(model, transition, search, ends, start))
 
 
-def crossing_path(
-    model: Model, transition: Transition, nodes: Rule, bracket: tuple[float, float], settings: Settings
-) -> Path:
-    """Path of `linear_crossing` for concrete numbers; returns a `Transition`.
+def find_event(
+    model: Model,
+    event: str,
+    nodes: Rule | None = None,
+    *,
+    start: Start,
+    settings: Settings | None = None,
+    sensitivities: bool = True,
+) -> Transition:
+    """Find an event near a guess, with its exact derivatives in every number of the model.
 
     Args:
-        transition: the result of `critical_alpha`.
+        model: attention layer and data.
+        event: a name in `EVENTS`.
+        nodes: averaging rule; by default `default_nodes`.
+        start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
+            between two of their points; or a `Guess`.
+        settings: tolerances.
+        sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
+            in alpha. Otherwise the secant method finds the event, with less to compile.
+
+    Returns:
+        A `Transition`; status `absent` when there is no such event near the start.
+
+    Raises:
+        InputError: the event is unknown, or the start does not belong to it.
     """
-    if not transition.ok:
-        return dataclasses.replace(transition, event=ALPHA_L)
-    crossing = _Crossing.of(model, transition, bracket)
-    zero = yield from crossing.path(model, nodes, None, settings)
-    return crossing.transition(model, transition, zero)
+    search, exact = _prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
+    definition = event_of(event, search.model)
+    guess = guess_of(definition, start)
+    if guess is None:
+        text = f"must enclose the event, got curves between whose points {event} does not change sign"
+        raise InputError("start", text)
+    return transition_of(definition, model, run_one(event_path(definition, search, guess, exact=exact)))
 
 
-class _Crossing(NamedTuple):
-    """The search for alpha_l, which lies on a branch or at alpha_c itself.
+# Descriptions of the kinds of ends.
+_ENDS = {
+    "pitchfork": "ends at {where}: {order} falls continuously to zero",
+    "instability": "turns unstable towards {order} at {where}",
+    "fold": "ends at {where} with {order} finite",
+}
 
-    If alpha_l equals alpha_c, the branch is the semantic one. The state at alpha_c beats the baseline already, so
-    the search on it ends there, and only serves to solve this state.
+
+class BranchEnd(Printed):
+    """End of a branch in alpha, or the point where it loses its stability.
 
     Attributes:
-        owner: where alpha_l lies, 0, 1 or 2 as in `baseline_branch`.
-        event: the event at which the branch starts to beat the baseline.
-        start: overlaps of the branch at alpha_c.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
-        bracket: range of alpha that is searched: the part of the caller's on the side of alpha_c where the branch is
-            the global minimum.
+        transition: the place, with its sensitivities if they were requested. If continuation did not find a fold, this
+            is the middle between the neighbouring points, its error bar is half their distance, and its status is
+            `max_steps`.
+        kind: "pitchfork" (the order parameter falls continuously to zero), "instability" (the other order parameter
+            starts to grow), or "fold" (the solution is lost at a finite order parameter).
+        direction: the order parameter concerned, "m" or "theta".
+        side: "lower" or "upper" end of the stable range.
     """
 
-    owner: int
-    event: Event
-    start: Overlaps
-    free: Float[GivenArray, " 2"]
-    bracket: tuple[float, float]
+    transition: Transition
+    kind: str = eqx.field(static=True)
+    direction: str = eqx.field(static=True)
+    side: str = eqx.field(static=True)
 
-    @classmethod
-    def of(cls, model: Model, transition: Transition, bracket: tuple[float, float]) -> _Crossing:
-        """Choose the branch and the bracket by which of the two states at alpha_c beat the baseline.
+    @property
+    def alpha(self) -> float:
+        """Alpha of the end."""
+        return float(self.transition.alpha)
 
-        Args:
-            transition: alpha_c, with the positional and the semantic state there.
-            bracket: range of alpha of the caller.
-        """
-        positional_beats, semantic_beats = (bool(b.gen_error < b.gen_error_linear) for b in transition.branches)
-        alpha, k = float(transition.alpha), 0 if positional_beats else 1
-        # The caller's alpha_c may lie beyond the end of the bracket; the range above it must not be empty.
-        ends = (bracket[0], alpha) if positional_beats else (alpha, max(bracket[1], 1.01 * alpha))
-        start = jax.tree.map(np.asarray, transition.branches[k].overlaps)
-        return cls(
-            int(baseline_branch(positional_beats, semantic_beats)),
-            EVENTS[f"{PAIR[k]} baseline"],
-            start,
-            pair_free(model)[k],
-            ends,
-        )
+    @property
+    def stderr(self) -> float:
+        """Error bar of `alpha`."""
+        return float(self.transition.stderr)
 
-    def path(self, model: Model, nodes: Rule, guess: Guess | None, settings: Settings) -> Path:
-        """Path that finds where the branch starts to beat the baseline; returns a `Zero`.
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return {name: getattr(self, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
 
-        Without a guess, the coarse search gives one, as in `critical_path`.
-        """
-        in_bracket = True
-        if guess is None:
-            guess, in_bracket = yield from _coarse_alpha_l(model, nodes, self.start, self.free, self.bracket, settings)
-        event, limit = self.event, _max_evaluations(in_bracket)
-        zero = yield from find_zero(event, model, guess, nodes, settings, exact=True, tol=_FINAL, max_evaluations=limit)
-        return zero._replace(converged=zero.converged and in_bracket)
-
-    def transition(self, model: Model, critical: Transition, zero: Zero) -> Transition:
-        """Return alpha_l as a `Transition` with the state of the branch.
-
-        The state has no branch name, whichever branch it is. If alpha_l equals alpha_c, all numbers but the state are
-        those of alpha_c.
-
-        Args:
-            model: the caller's model, which derivatives are taken in.
-            critical: the result of `critical_alpha`.
-            zero: result of `path`.
-        """
-        crossing = transition_of(self.event._replace(branches=(None,)), model, zero)
-        if self.owner != 1:
-            return dataclasses.replace(crossing, event=ALPHA_L)
-        names = "alpha", "stderr", "sensitivities", "sensitivities_stderr", "status"
-        critical_fields = {name: getattr(critical, name) for name in names}
-        return dataclasses.replace(crossing, event=ALPHA_L, **critical_fields)
+    def describe(self) -> Description:
+        sentence = _ENDS[self.kind].format(where=f"alpha = {with_error(self.alpha, self.stderr)}", order=self.direction)
+        return Description(f"{self.side} end: {sentence}")
 
 
-def _prepared(
-    model: Model, nodes: Rule | None, bracket: tuple[float, float], settings: Settings | None
-) -> tuple[Rule, Settings, tuple[float, float]]:
-    """Check the arguments and fill in defaults; return the rule, the settings and the bracket as two floats."""
-    nodes, settings = prepared(model, nodes, settings)
-    low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
-    return nodes, settings, (float(low), float(high))
+def branch_ends(
+    curve: StateTable, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
+) -> list[BranchEnd]:
+    """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
-
-def _max_evaluations(in_bracket: bool) -> int:
-    """Return the largest number of alphas at which all replicates are solved.
-
-    It is one if the coarse search found no zero in the bracket: the result then only reports the states at its end.
-    """
-    return MAX_EVALUATIONS if in_bracket else 1
-
-
-def _coarse_alpha_c(model: Model, nodes: Rule, bracket: tuple[float, float], settings: Settings) -> Path:
-    """Path that finds alpha_c on the coarse replicate.
-
-    Returns:
-        A `Guess`, and whether there is a crossing inside the bracket; otherwise the guess is an end of the bracket.
-    """
-    masks, starts = pair_free(model), [jax.tree.map(np.asarray, start) for start in pair_start(model)]
-
-    def difference(alpha: float, xs: list[Overlaps]) -> Path:
-        """Path that returns the positional minus the semantic training loss, and starts for the next alpha.
-
-        If only one branch has a state, that branch counts as the lower one: the difference is positive for the
-        semantic branch, and negative for the positional one. If neither has a state, it is negative. Its size is then
-        the mean size of both losses.
-
-        Args:
-            alpha: sample complexity.
-            xs: overlaps from which the positional and the semantic branch are searched.
-        """
-        alpha_array = np.asarray(alpha, model.lam.dtype)
-        problems = [Problem(model, alpha_array, nodes, free, settings) for free in masks]
-        states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
-        loss, has_state = np.array([s.train_loss for s in states]), [bool(s.has_state) for s in states]
-        lone_difference = (1.0 if has_state[1] and not has_state[0] else -1.0) * np.mean(np.abs(loss))
-        # The next search for a branch that was not found begins at the start of that branch.
-        is_settled = [s.status <= Status.stalled for s in states]
-        xs = [s.overlaps if settled else x for s, settled, x in zip(states, is_settled, starts, strict=True)]
-        return loss[0] - loss[1] if all(has_state) else lone_difference, xs
-
-    alpha, xs, in_bracket = yield from zero_between(difference, *bracket, starts, _COARSE)
-    return Guess(alpha, tuple(xs)), in_bracket
-
-
-def _coarse_alpha_l(
-    model: Model,
-    nodes: Rule,
-    x0: Overlaps,
-    free: Float[GivenArray, " 2"],
-    bracket: tuple[float, float],
-    settings: Settings,
-) -> Path:
-    """Path that finds where a branch starts to beat the baseline, on the coarse replicate.
+    A branch disappears in one of two ways. It ends in a pitchfork where its own order parameter starts to grow on the
+    uninformed branch m = theta = 0. If it reaches further than that, it ends in a fold, which continuation in arclength
+    locates. A branch turns unstable where the other order parameter starts to grow on it. The growth is an eigenvalue
+    of the linearised map; it uses the score function of the Gaussian fields and thus stays exact when the proximal
+    operator jumps.
 
     Args:
-        x0: overlaps from which the search at the first alpha starts.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
+        curve: the positional or the semantic branch.
+        nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
+        settings: tolerances; by default `CURVE_SETTINGS`.
+        sensitivities: whether to differentiate the ends in the numbers of the model, see `find_event`.
 
-    Returns:
-        As `_coarse_alpha_c`.
+    Raises:
+        InputError: the curve is of another branch or has no points; nodes or settings are of the wrong kind.
     """
+    require_kind(curve, "curve", StateTable, "what sweep returns")
+    require_choice(curve.branch, "curve.branch", PAIR)
+    require(len(curve.points) > 0, "curve.points", [], "one or more")
+    model, exact = curve.points[0].model, as_flag(sensitivities, "sensitivities")
+    search = Search(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
+    return run_one(_Ends(curve, search, exact).find_all())
 
-    def excess(alpha: float, x: Overlaps) -> Path:
-        """Path that returns by how much the test error of the baseline exceeds that of the branch, and the overlaps."""
-        state = yield Problem(model, np.asarray(alpha, model.lam.dtype), nodes, free, settings).coarse_lane(x)
-        return state.gen_error_linear - state.gen_error, state.overlaps
 
-    alpha, x, in_bracket = yield from zero_between(excess, *bracket, x0, _COARSE)
-    return Guess(alpha, (x,)), in_bracket
+def _prepared(model: Model, nodes: Rule | None, settings: Settings | None) -> Search:
+    """Check the arguments, and fill in defaults; return what a search in alpha needs."""
+    return Search(lax.stop_gradient(model), *prepared(model, nodes, settings))
+
+
+def _ends_of(bracket: tuple[float, float]) -> tuple[float, float]:
+    """Check a bracket; return its ends."""
+    low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
+    return float(low), float(high)
+
+
+def transition_path(event: str, search: Search) -> Path:
+    """Path that finds an event of a model about which nothing is known; returns a `Transition`.
+
+    Args:
+        event: a name in `EVENTS`, or "alpha_l".
+
+    Raises:
+        InputError: the event does not happen.
+    """
+    if event not in ("alpha_c", ALPHA_L):
+        zero = yield from event_path(EVENTS[event], search)
+        return transition_of(EVENTS[event], search.model, zero)
+    zero = yield from _alpha_c(search, RANGE)
+    critical = transition_of(EVENTS["alpha_c"], search.model, zero)
+    return (yield from _alpha_l(search.model, critical, search, RANGE)) if event == ALPHA_L else critical
+
+
+def _alpha_c(search: Search, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
+    """Path of `critical_alpha`; returns a `Zero`."""
+    starts = pair_start(search.model) if guess is None else ()
+    return (yield from zero_path(EVENTS["alpha_c"], search, guess, bracket=bracket, starts=starts, tol=_FINAL))
+
+
+def _alpha_l(
+    model: Model, critical: Transition, search: Search, bracket: tuple[float, float], start: Start | None = None
+) -> Path:
+    """Path of `linear_crossing`; returns a `Transition`.
+
+    If alpha_l equals alpha_c, all numbers but the state are those of alpha_c. The semantic state at alpha_c beats the
+    baseline already, so the search on its branch ends there, and only serves to solve this state.
+
+    Args:
+        model: the caller's model, which derivatives are taken in.
+        critical: the result of `critical_alpha`.
+    """
+    fixed = lax.stop_gradient(critical)
+    if not fixed.ok:  # without alpha_c, the global minimum is unknown
+        return dataclasses.replace(critical, event=ALPHA_L)
+    early, late = (bool(b.gen_error < b.gen_error_linear) for b in fixed.branches)
+    alpha, branch = float(fixed.alpha), 0 if early else 1
+    event = EVENTS[f"{PAIR[branch]} baseline"]
+    # The caller's alpha_c may lie beyond the end of the bracket; the range above it must not be empty.
+    ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
+    guess, starts = None if start is None else guess_of(event, start, *ends), [fixed.branches[branch].overlaps]
+    zero = yield from zero_path(event, search, guess, bracket=ends, starts=starts, tol=_FINAL)
+    # The state has no branch name, whichever branch it is.
+    crossing = transition_of(event._replace(branches=(None,)), model, zero)
+    numbers = critical if late and not early else crossing
+    return dataclasses.replace(numbers, branches=crossing.branches, event=ALPHA_L)
+
+
+class _Ends:
+    """The search for the ends of one branch; the methods with paths return what they find."""
+
+    def __init__(self, curve: StateTable, search: Search, exact: bool):
+        self.curve, self.search, self.exact = curve, search, exact
+        self.name = str(curve.branch)
+        self.order = str(BRANCHES[curve.branch].order)
+        self.other_order = "m" if self.order == "theta" else "theta"
+        self.instability_event = EVENTS[f"{self.name} instability"]
+        self.resolved = [p for p in curve.points if bool(p.ok)]  # growth is unreliable at the other points
+
+    def find_all(self) -> Path:
+        """Path that finds all ends; returns them in the order of alpha."""
+        # The event's number rises with alpha where the branch is unstable below the event.
+        guesses = crossings(self.instability_event, [self.curve])
+        paths = [self.instability(guess, "lower" if guess.slope > 0 else "upper") for guess in guesses]
+        for p, q in pairwise(self.curve.points):
+            if bool(p.exists) != bool(q.exists):
+                paths.append(self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper"))))
+        ends = yield paths
+        return sorted((end for group in ends for end in group), key=lambda end: end.alpha)
+
+    def instability(self, guess: Guess, side: str) -> Path:
+        """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
+        transition = yield from self.find_event("instability", guess)
+        if not jnp.isfinite(transition.alpha):
+            transition = _between(transition, float(guess.low), float(guess.high))
+        return [BranchEnd(transition, "instability", self.other_order, side)]
+
+    def find_event(self, kind: str, guess: Guess) -> Path:
+        event = EVENTS[f"{self.name} {kind}"]
+        zero = yield from event_path(event, self.search, guess, exact=self.exact)
+        return transition_of(event, self.search.model, zero)
+
+    def disappearance(self, state: FixedPoint, absent_point: FixedPoint, side: str) -> Path:
+        """Path that finds the ends between a state and an alpha at which the branch does not exist."""
+        # The uninformed states at both alphas.
+        outer, inner = yield [self.uninformed(e, state) for e in (absent_point, state)]
+        guesses = []
+        if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
+            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [StateTable.of("uninformed", [outer, inner])])
+        fork = (yield from self.find_event("pitchfork", guesses[0])) if guesses else None
+        fork = fork if fork is not None and jnp.isfinite(fork.alpha) else None
+        if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):
+            # The order parameter is not small next to the end, so the branch may turn back in a fold beyond the fork.
+            fold = yield from self.fold(state, absent_point)
+            outward = 1 if side == "upper" else -1
+            if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
+                return [BranchEnd(fold, "fold", self.order, side)]
+        ends = [BranchEnd(fork, "pitchfork", self.order, side)]
+        # At the pitchfork the branch coincides with the uninformed state and is as unstable.
+        nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=state)
+        if self.growth(nearest, self.other_order) < 1 < self.growth(outer, self.other_order):
+            a, b = float(fork.alpha), float(nearest.alpha)
+            g, h = (number_of(self.instability_event, [p]) for p in (outer, nearest))
+            low, high = sorted((a, b))
+            guess = Guess(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
+            ends += yield from self.instability(guess, side)
+        return ends
+
+    def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
+        problem = self.search.problem(float(point.alpha), "uninformed")
+        states = yield from problem.solve_replicates(state.replicates.overlaps)
+        return FixedPoint(point.model, point.alpha, states, "uninformed")
+
+    def fold(self, state: FixedPoint, absent_point: FixedPoint) -> Path:
+        a, b = sorted((float(state.alpha), float(absent_point.alpha)))
+        margin = 0.5 * (b - a)
+        low, high = max(a - margin, 0.5 * a), b + margin
+        guess = Guess(float(state.alpha), (state.replicates.overlaps,), low=low, high=high)
+        fold = yield from self.find_event("fold", guess)
+        return fold if bool(fold.ok) else _between(fold, a, b)
+
+    def growth(self, point: FixedPoint, order: str) -> float:
+        return float(getattr(point.diagnostics, f"growth_{order}"))
+
+    def size(self, point: FixedPoint) -> float:
+        return float(jnp.max(jnp.abs(getattr(point.overlaps, self.order))))
+
+
+def _between(transition: Transition, low: float, high: float) -> Transition:
+    """Return an event that lies between two alphas but was not located; half of their distance is its error bar."""
+    middle, margin, status = 0.5 * (low + high), 0.5 * (high - low), int(Status.max_steps)
+    return dataclasses.replace(
+        transition, value=jnp.array(middle), stderr=jnp.array(margin), status=jnp.asarray(status)
+    )

@@ -20,9 +20,8 @@ from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..model.parameters import scalar_parameters
-from ..phases.events import EVENTS, Transition
-from ..phases.locate import find_zero, guess_of, root_derivatives
-from ..phases.questions import ALPHA_L, baseline_branch
+from ..phases.events import ALPHA_L, EVENTS, Transition, baseline_branch
+from ..phases.locate import Search, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
 from ..theory.quantities import Quantity, numbers_by_name, with_sensitivities
@@ -167,7 +166,7 @@ def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _S
     shifted = difference(*(state.replicates.train_loss_partials for state in shifted_states))
     broken = difference(*((p.replicates.loss_by_model, p.replicates.loss_by_alpha) for p in pair))
     partials = jax.tree.map(lambda broken, shifted, rs: broken + shifted - rs, broken, shifted, rs)
-    return pair, shifts, difference(root_derivatives(*partials)[0], root_derivatives(*rs)[0])
+    return pair, shifts, difference(root_rates(*partials), root_rates(*rs))
 
 
 def _crossing(model: Model, rs: Transition, branch: str, rule: dict[str, Any]) -> _Shift:
@@ -175,19 +174,17 @@ def _crossing(model: Model, rs: Transition, branch: str, rule: dict[str, Any]) -
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(find_zero(event, model, guess, lines_1rsb(model, **rule), Settings(), exact=True, tol=_FINAL))
+    zero = run_one(zero_path(event, Search(model, lines_1rsb(model, **rule), Settings()), guess, tol=_FINAL))
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
-    alpha = zero.alpha - jnp.mean(excess(model, zero.alpha)[0] / zero.by_alpha)
+    alpha = zero.at - jnp.mean(excess(model, zero.at)[0] / zero.slopes)
     (by_model, by_alpha), point = jax.jacrev(excess, (0, 1), has_aux=True)(model, alpha)
     value = point.rs.replicates.gen_error_linear - point.replicates.gen_error
-    shifts = alpha - value / by_alpha - (zero.alpha - zero.value / zero.by_alpha)
-    slopes, rs_slopes = (
-        root_derivatives(*partials)[0] for partials in ((by_model, by_alpha), (zero.by_model, zero.by_alpha))
-    )
+    shifts = alpha - value / by_alpha - (zero.at - zero.value / zero.slopes)
+    slopes, rs_slopes = (root_rates(*partials) for partials in ((by_model, by_alpha), (zero.rates, zero.slopes)))
     return (point,), shifts, jax.tree.map(jnp.subtract, slopes, rs_slopes)
 
 

@@ -1,12 +1,8 @@
-"""Search for the value of a number of the model, such as its ridge, at which the test error is smallest.
+"""Where the test error can be smallest along a number of the model: a walk on the coarse replicate, and its minima.
 
-At one alpha, a branch is first walked through a grid of values on the coarse replicate of the averages. Splines through
-the walk say where the smallest error is expected: where it is stationary, where the global minimum of the training loss
-changes its branch, or at an end of the range. That place is then located on all replicates. All derivatives follow from
-first derivatives along the branch, which contain the jumps of the proximal operator; second derivatives are differences
-of them in the number alone, because mixed derivatives are symmetric.
-
-Numbers are searched in x = log(value).
+A branch is walked through a grid of values of the number. Splines through the walk say where the smallest error is
+expected: where it is stationary, where the global minimum of the training loss changes its branch, or at an end of the
+range. `best` then locates that place on all replicates. Places are in x = log(number).
 """
 
 from __future__ import annotations
@@ -15,66 +11,22 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 from scipy.interpolate import CubicSpline
 
-from ..averages.rules import COARSE, Rule
-from ..base.arrays import GivenArray, indexed, stacked
-from ..base.report import Settings, Status
-from ..model.model import Model
-from ..model.overlaps import Overlaps, branch_of
-from ..model.parameters import Parameter
+from ..averages.rules import COARSE
+from ..base.arrays import indexed, stacked
+from ..base.report import Status
+from ..model.overlaps import Overlaps
 from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start
 from ..theory.states import State
 from .follow import WarmStart, predict, update
+from .locate import Search
 
-PER_DECADE = 3  # values of the walk in a factor of ten
-
-
-class Task(NamedTuple):
-    """A search for the best value of a number.
-
-    Attributes:
-        model, alpha: the setting, apart from the number.
-        number: the number whose best value is searched.
-        branches: the branch, or both branches for the global minimum of the training loss.
-        bracket: range of values, positive.
-        nodes, settings: averaging rule and tolerances.
-    """
-
-    model: Model
-    alpha: Float[GivenArray, ""]
-    number: Parameter
-    branches: tuple[str, ...]
-    bracket: tuple[float, float]
-    nodes: Rule
-    settings: Settings
-
-    def at(self, x: float) -> Model:
-        """Return the model with the number at exp(x)."""
-        return self.number.set(self.model, None, float(np.exp(x)))[0]
-
-    def problem(self, branch: str, x: float) -> Problem:
-        """Return a branch with the number at exp(x)."""
-        model = self.at(x)
-        return Problem(model, self.alpha, self.nodes, np.asarray(branch_of(branch).free(model)), self.settings)
-
-    def slopes(
-        self, x: float, by_model: Model, by_alpha: Float[GivenArray, " R"]
-    ) -> tuple[Float[np.ndarray, " R"], PyTree[Float[np.ndarray, "R ..."]]]:
-        """Turn derivatives in the model at exp(x) into one in x, and those in the model's other numbers and in alpha.
-
-        All derivatives have a leading axis of replicates.
-        """
-        value = jnp.asarray(np.exp(x), self.model.lam.dtype)
-        at_value, pull = jax.vjp(lambda model, v: self.number.set(model, None, v)[0], self.model, value)
-        gradients = jax.tree.map(lambda g, a: jnp.asarray(g, a.dtype), by_model, jax.vmap(lambda _: at_value)(by_alpha))
-        rates, slope = jax.vmap(pull)(gradients)
-        return np.asarray(value * slope), jax.tree.map(np.asarray, (rates, by_alpha))
+_PER_DECADE = 3  # values of the walk in a factor of ten
 
 
 class Walk(NamedTuple):
@@ -94,23 +46,26 @@ class Walk(NamedTuple):
         return overlaps
 
 
-def walk_path(task: Task, branch: str) -> Path:
+def walk_path(search: Search, bracket: tuple[float, float], branch: str) -> Path:
     """Path that walks a branch through the bracket, to both sides of the model's own value; returns a `Walk`.
 
     Each direction ends at the first value without a state. If there is no state at the model's own value, the walk
     begins at the nearest value with one.
     """
-    low, high = np.log(task.bracket)
-    grid = np.linspace(low, high, max(4, 1 + round(PER_DECADE * (high - low) / np.log(10))))
+    low, high = np.log(bracket)
+    grid = np.linspace(low, high, max(4, 1 + round(_PER_DECADE * (high - low) / np.log(10))))
     error, loss = np.full((2, grid.size), np.nan)
     overlaps: list[Overlaps | None] = [None] * grid.size
-    start = jax.tree.map(np.asarray, branch_start(task.model, branch))
-    middle = np.log(max(task.number.read(task.model, None, "number"), task.bracket[0]))
+    start = jax.tree.map(np.asarray, branch_start(search.model, branch))
+    middle = np.log(max(search.number.read(search.model, None, "number"), bracket[0]))
+
+    def problem(k: int) -> Problem:
+        return search.problem(float(np.exp(grid[k])), branch)
 
     def visit(k: int, *guesses: tuple[Overlaps, int]) -> Path:
         """Path that searches a state from guesses in turn, each with its number of attempts; returns it or None."""
         for guess, attempts in guesses:
-            state = yield task.problem(branch, grid[k]).lane(guess, COARSE, attempts)
+            state = yield problem(k).lane(guess, COARSE, attempts)
             if state.has_state:
                 error[k], loss[k], overlaps[k] = state.gen_error, state.train_loss, state.overlaps
                 return state
@@ -120,14 +75,14 @@ def walk_path(task: Task, branch: str) -> Path:
         """Path that walks on from a first state until there is none."""
         warm = WarmStart.begin(first.overlaps, grid[places.start - places.step], 1)
         for k in places:
-            guess = indexed(predict(task.at(grid[k]), warm, grid[k]), 0)
+            guess = indexed(predict(problem(k).model, warm, grid[k]), 0)
             state = yield from visit(k, (guess, 1), (start, len(ATTEMPTS)))
             if state is None:
                 return
             warm = update(warm, grid[k], stacked([state]))
 
     # A branch that exists at all does so in a wide range.
-    for k in np.argsort(np.abs(grid - middle))[::PER_DECADE]:
+    for k in np.argsort(np.abs(grid - middle))[::_PER_DECADE]:
         state = yield from visit(int(k), (start, len(ATTEMPTS)))
         if state is not None and state.status <= Status.stalled:
             yield [go(range(k + 1, grid.size), state), go(range(k - 1, -1, -1), state)]
@@ -139,9 +94,9 @@ class Place(NamedTuple):
     """A point at which the smallest error is expected, in a stretch of values on which one branch counts.
 
     Attributes:
-        branch: index of the branch in the task.
+        branch: index of the walk of the branch.
         x, error, curvature: the point, and on the coarse replicate the error and its second derivative in x there.
-        kind: "inside", "transition", "lower end" or "upper end", see `best_ridge.PLACES`.
+        kind: "inside", "transition", "lower end" or "upper end", see `best.PLACES`.
         low, high: the stretch.
         crossings: the ends of the stretch that are transitions.
     """

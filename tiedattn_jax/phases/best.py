@@ -1,0 +1,436 @@
+"""The best ridge: the value of `lam`, or of another number of the model, at which the test error is smallest.
+
+`best_ridge` finds it at one alpha, for a branch or for the global minimum of the training loss. It is one of two events
+in that number, or an end of the range. The error of a branch is stationary where its derivative in x = log(number) is
+zero. The global minimum changes its branch where the losses of both branches cross; the test error jumps there, so that
+the smallest error may be a limit.
+
+`places` says where the smallest error is expected. The event is then located there by `find_zero`, on all replicates.
+
+All derivatives follow from first derivatives along the branch, which contain the jumps of the proximal operator. Second
+derivatives, in x twice or in x and another number p, are differences of first derivatives at two values of x. Nothing
+is differenced in p, because d/dp d/dx = d/dx d/dp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ..averages.rules import SIZES, Replicate, Rule
+from ..base.arrays import GivenArray, Number, StateArray, indexed
+from ..base.errors import InputError, array_of, require, require_choice, require_kind
+from ..base.report import Description, Row, Settings, Status, with_error
+from ..model.model import Model
+from ..model.overlaps import PAIR, Overlaps
+from ..model.parameters import Parameter
+from ..theory.engine import run_one
+from ..theory.observables import gen_error_in
+from ..theory.paths import Failure, Path
+from ..theory.quantities import Quantity, numbers_by_name
+from ..theory.solve import check_alpha
+from ..theory.states import FixedPoint, State, states_table
+from .events import EVENTS, Event
+from .inputs import check_top_level, prepared
+from .locate import Guess, Search, Zero, event_number, find_zero, zero_path
+from .places import Place, Walk, places_of, walk_path
+
+RIDGES = (1e-5, 1.0)  # default range of the ridge
+
+# Meanings of the places at which the error can be smallest.
+PLACES = {
+    "inside": "the test error is smallest there",
+    "transition": "the global minimum changes its branch there, and the test error falls up to it and then jumps",
+    "lower end": "no smallest error: it falls down to there, {end}",
+    "upper end": "no smallest error: it falls up to there, {end}",
+}
+# Second derivatives are differences between x + this and x - this. Measured for d x / d alpha on the semantic branch at
+# alpha = 1.25, on lines of order 5: the finite difference changes it by .2 % at .1 and by 2 % at .2. The noise is 2 % a
+# replicate, and grows below .05.
+_OFFSET = 0.1
+_COARSE_STEPS = 3  # maximum number of Newton steps on the coarse replicate
+_MAX_STEPS = 8  # maximum number of Newton steps on all replicates
+# The search inside stops when the step in x is below this. The error of x that remains is about the square of it.
+_TOLERANCE = 0.02
+_LONGEST_STEP = 0.7  # longest step, relative to the number
+# A place is located only if its error on the coarse replicate exceeds the smallest one by at most this share.
+_MARGIN = 0.05
+_CLOSE = 1.0  # distance in x from a transition below which the losses of both branches are compared on all replicates
+
+
+class BestRidge(Quantity):
+    """The value of a number of the model, by default the ridge, at which the test error is smallest: a `Quantity`.
+
+    At the entry of the number itself, all sensitivities are zero. They are None if there is no state.
+
+    Attributes:
+        number: name of the number.
+        branch: the branch, or None for the global minimum of the training loss.
+        alpha: samples per dimension.
+        gen_error: the smallest test error. At a minimum its derivatives are those of the test error at a fixed value of
+            the number.
+        place: "inside" if the error is stationary at `value`; "transition" if it falls towards the value at which the
+            global minimum changes its branch, and jumps there, so that the smallest error is a limit; "lower end" or
+            "upper end" if it falls to the end of the `bracket`, or to the last value with a state; "nowhere" if there
+            is no state.
+        bracket: range of values that was searched.
+        states: the state at `value`; at a transition the second one is the state of the other branch, with the same
+            training loss and a larger error.
+    """
+
+    _: dataclasses.KW_ONLY
+    number: str = eqx.field(static=True)
+    branch: str | None = eqx.field(static=True)
+    alpha: Float[StateArray, ""]
+    gen_error: Quantity
+    place: str = eqx.field(static=True)
+    bracket: tuple[float, float] = eqx.field(static=True)
+    states: tuple[FixedPoint, ...] = ()
+
+    @property
+    def state(self) -> FixedPoint:
+        """The state at the best value.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not self.states:
+            raise InputError("bracket", f"must contain a state, but {self.reason}")
+        return self.states[0]
+
+    @property
+    def reason(self) -> str:
+        """Why the error has no minimum at `value`, in one sentence; empty if it has one. Needs a concrete result."""
+        low, high = self.bracket
+        if self.place == "nowhere":
+            return f"there is no {self.branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
+        if not self.ok:
+            return f"the search near {self.number} = {float(self.value):.4g} did not settle: {self.status_name}"
+        at_end = bool(np.isclose(float(self.value), low if self.place == "lower end" else high))
+        end = "the end of the bracket" if at_end else "beyond which no state was found"
+        return PLACES[self.place].format(end=end) if self.place != "inside" else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers, and the `FixedPoint.to_dict` of every state; valid JSON if all numbers are finite."""
+        error = self.gen_error
+        averages = {"gen_error": error, "by_alpha": self.by_alpha, "gen_error_by_alpha": error.by_alpha}
+        return {
+            "number": self.number,
+            "branch": self.branch,
+            "alpha": float(self.alpha),
+            "value": float(self.value),
+            "stderr": float(self.stderr),
+            **{name: None if a is None else float(a.value) for name, a in averages.items()},
+            **{f"{name}_stderr": None if a is None else float(a.stderr) for name, a in averages.items()},
+            **self.derivatives(),
+            **{f"gen_error_{name}": rates for name, rates in error.derivatives().items()},
+            "place": self.place,
+            "status": self.status_name,
+            "reason": self.reason,
+            "states": [state.to_dict() for state in self.states],
+        }
+
+    def describe(self) -> Description:
+        whose = f"{self.branch} branch" if self.branch else "global minimum"
+        title = f"best {self.number} of the {whose} at alpha = {float(self.alpha):g}"
+        if self.place == "nowhere":
+            return Description(title, f"not found, as {self.reason}")
+        end = self.reason or PLACES["inside"]
+        numbers: list[Row] = [
+            (self.number, with_error(self.value, self.stderr), end),
+            ("gen_error", with_error(self.gen_error.value, self.gen_error.stderr), "smallest test error"),
+        ]
+        rates: list[Row] = [
+            ("", f"d {self.number}", "d gen_error"),
+            ("d/dalpha", str(self.by_alpha), str(self.gen_error.by_alpha)),
+        ]
+        pair = (number.sensitivity_rows(numbers_by_name) for number in (self, self.gen_error))
+        rates += [(*row, error) for row, (_, error) in zip(*pair, strict=True) if row[0] != f"d/d{self.number}"]
+        return Description(
+            title, self.status_name, numbers, tables=[("", rates), ("", states_table(self.states, "branch"))]
+        )
+
+
+def best_ridge(
+    model: Model,
+    alpha: Number,
+    branch: str | None = "semantic",
+    nodes: Rule | None = None,
+    *,
+    number: str = "lam",
+    bracket: tuple[float, float] | None = None,
+    settings: Settings | None = None,
+) -> BestRidge:
+    """Find the ridge, or the value of another number of the model, at which the test error is smallest.
+
+    The error is that of a branch, or that of the global minimum of the training loss. This is the positional or the
+    semantic state, or the uninformed state if neither of them exists in the bracket. The global minimum changes its
+    branch at a value of the ridge, and its error jumps there. If the error falls towards that transition, the smallest
+    error is a limit, and the best ridge is the place of the transition. `jax.grad` of this function works, in the model
+    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(..., best="lam")` treats many settings at once.
+
+    The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
+    that are narrower than this can be missed.
+
+    Args:
+        model: attention layer and data. The value of the number is where the walk begins.
+        alpha: samples per dimension.
+        branch: "positional", "semantic", or None for the global minimum of the training loss.
+        nodes: averaging rule; by default `default_nodes`.
+        number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]".
+        bracket: range of values; by default `RIDGES` for the ridge.
+        settings: tolerances; by default `Settings()`.
+
+    Raises:
+        InputError: alpha is not positive; the branch or number is unknown; the bracket is not 0 < low < high, is out of
+            the model's range, or is missing for another number than the ridge; nodes or settings are of the wrong kind.
+    """
+    task = prepared_task(model, branch, nodes, number, bracket, settings)
+    alpha = check_alpha(model, alpha)
+    check_top_level(alpha)
+    optimum = run_one(best_path(task.at(*lax.stop_gradient((model, alpha)))))
+    return best_of(task.at(model, alpha), optimum)
+
+
+def prepared_task(
+    model: Model,
+    branch: str | None,
+    nodes: Rule | None,
+    number: str,
+    bracket: tuple[float, float] | None,
+    settings: Settings | None,
+    size: int = SIZES["solve"],
+) -> Task:
+    """Check the arguments of `best_ridge` and fill in defaults; the alpha of the result is one."""
+    rule, tolerances = prepared(model, nodes, settings, size=size)
+    branch = require_choice(branch, "branch", [*PAIR, None])
+    require_kind(number, "number", str, 'the name of a number, for instance "lam"')
+    require(number != "alpha", "number", number, "a number of the model")
+    parameter, fixed_model = Parameter(number), lax.stop_gradient(model)
+    parameter.read(fixed_model, None, "number")
+    if bracket is None and number != "lam":
+        raise InputError("bracket", f"must be given for another number than lam, got number={number!r}")
+    requirement = "two numbers 0 < low < high"
+    given = RIDGES if bracket is None else bracket
+    ends = array_of(given, "bracket", requirement, lambda a: a.size == 2 and 0 < a[0] < a[1])
+    parameter.check(fixed_model, ends, "bracket")
+    search = Search(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))
+    return Task(search, PAIR if branch is None else (branch,), (float(ends[0]), float(ends[1])))
+
+
+class Task(NamedTuple):
+    """A search for the best value of a number, whose arguments have been checked.
+
+    Attributes:
+        search: the setting, the number, and how states are solved. `best_path` needs concrete numbers.
+        branches: the branch, or both branches for the global minimum of the training loss.
+        bracket: range of values, positive.
+    """
+
+    search: Search
+    branches: tuple[str, ...]
+    bracket: tuple[float, float]
+
+    def at(self, model: Model, alpha: Float[GivenArray, ""]) -> Task:
+        """Return the same search at another setting."""
+        return self._replace(search=self.search._replace(model=model, alpha=alpha))
+
+
+class Optimum(NamedTuple):
+    """A located place: the value of the number at which the test error is smallest.
+
+    Attributes:
+        kind: see `PLACES`.
+        branch: index of the branch in the task.
+        zero: the event that defines the place, near it.
+        error: test error of the branch there, with its derivatives.
+        states: the states at `value` by the name of their branch: those of the branch and, at a transition, those of
+            the other branch; empty before `best_path` adds them.
+    """
+
+    kind: str
+    branch: int
+    zero: Zero
+    error: Zero
+    states: dict[str, State]
+
+    @property
+    def value(self) -> float:
+        """The number: the mean over the replicates."""
+        return float(np.nanmean(values_of(self.zero)))
+
+
+def best_path(task: Task) -> Path:
+    """Path that finds the value with the smallest test error; returns an `Optimum`, or None if there is no state."""
+    walks = yield [walk_path(task.search, task.bracket, branch) for branch in task.branches]
+    places = places_of(walks)
+    if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
+        return (yield best_path(task._replace(branches=("uninformed",))))
+    paths = [_located(task, walks, p) for p in places if p.error <= (1 + _MARGIN) * places[0].error]
+    optima = [optimum for optimum in (yield paths) if optimum is not None]
+    if not optima:
+        return None
+    best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
+    found = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
+    problems = [task.search.problem(best.value, walk.branch) for walk in found]
+    starts = [walk.nearest(np.log(best.value)) for walk in found]
+    states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
+    return best._replace(states={walk.branch: state for walk, state in zip(found, states, strict=True)})
+
+
+def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
+    """Path that locates a place on all replicates; returns an `Optimum`, or None if a state is lost.
+
+    All replicates may decide otherwise than the coarse one: a transition may turn out to be a minimum before it, and a
+    minimum may lie beyond the transition.
+    """
+    walk = walks[place.branch]
+    crossing = min(place.crossings, key=lambda c: abs(c - place.x), default=None)
+    if place.kind == "transition":
+        assert crossing is not None
+        optimum = yield from _at_transition(task, walks, place, crossing)
+        # The branch of the place is the global minimum on one side of the transition only. The error is smallest at the
+        # transition if it falls towards it on that side.
+        slope = np.nan if optimum is None else np.nanmean(optimum.error.slopes)
+        falls = slope <= 0 if crossing == place.high else slope >= 0
+        return optimum if falls else (yield from _inside(task, walk, place))
+    if place.kind == "inside":
+        optimum = yield from _inside(task, walk, place)
+        if optimum is not None and crossing is not None and abs(np.log(optimum.value) - crossing) < _CLOSE:
+            starts = [w.nearest(np.log(optimum.value)) for w in walks]
+            losses = yield from event_number(EVENTS["alpha_c"], task.search, optimum.value, starts)
+            lead = np.nanmean(losses.value) if losses.is_known else 0.0
+            if (lead if place.branch == 0 else -lead) > 0:  # the other branch has the lower loss
+                optimum = yield from _at_transition(task, walks, place, crossing)
+        return optimum
+    # A place at an end of the range does not move with the other numbers.
+    error = yield from _error(task, walk.branch, float(np.exp(place.x)), walk.nearest(place.x))
+    if not error.is_known:
+        return None
+    at_rest, slopes = jax.tree.map(np.zeros_like, error.rates), -np.ones_like(error.value)  # derivatives 0, not -0
+    zero = Zero(error.at, error.states, 0 * error.value, at_rest, slopes, converged=True)
+    return Optimum(place.kind, place.branch, zero, error, {})
+
+
+def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) -> Path:
+    """Path that finds where the training losses of both branches are equal; returns an `Optimum`, or None.
+
+    Args:
+        x: where the search starts.
+    """
+    guess = Guess(np.exp(x), tuple(walk.nearest(x) for walk in walks))
+    zero = yield from zero_path(EVENTS["alpha_c"], task.search, guess)
+    if not zero.is_known:
+        return None
+    start = zero.states[place.branch].overlaps
+    error = yield from _error(task, walks[place.branch].branch, float(zero.at), start)
+    return Optimum("transition", place.branch, zero, error, {}) if error.is_known else None
+
+
+def _inside(task: Task, walk: Walk, place: Place) -> Path:
+    """Path that finds a zero of the slope of the error; returns an `Optimum`, or None if a state is lost.
+
+    The first steps use the coarse replicate and the curvature of the spline through its walk. Such a step needs one
+    look of one replicate; a later step needs three looks of all replicates.
+    """
+    value, (low, high) = float(np.exp(place.x)), task.bracket
+    errors: dict[float, Zero] = {}
+    guess = Guess(value, (walk.nearest(place.x),), low=low, high=high, reach=_LONGEST_STEP)
+
+    def coarse_look(value: float, xs: Sequence[Overlaps]) -> Path:
+        error = yield from _error(task, walk.branch, value, *xs, coarse=True)
+        slope = abs(place.curvature) / value  # of the derivative in x
+        return error._replace(value=value * error.slopes, rates=None, slopes=np.full_like(error.slopes, slope))
+
+    def look(value: float, xs: Sequence[Overlaps]) -> Path:
+        """Path that returns the derivative of the error in x as a `Zero`."""
+        # The middle look gives the derivative, the outer ones the second derivatives.
+        values = value * np.exp([-_OFFSET, 0.0, _OFFSET])
+        before, middle, after = looks = yield [_error(task, walk.branch, float(v), *xs) for v in values]
+        errors[float(middle.at)] = middle
+        by_x = [v * look.slopes for v, look in zip(values, looks, strict=True)]
+        rates = jax.tree.map(lambda a, b: (b - a) / (2 * _OFFSET), before.rates, after.rates)
+        slopes = (by_x[2] - by_x[0]) / (2 * _OFFSET * value)
+        return middle._replace(value=by_x[1], rates=rates, slopes=slopes)
+
+    first = yield from find_zero(coarse_look, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
+    if first.is_known:
+        overlaps = indexed(first.states[0].overlaps, 0)
+        value = float(np.clip(first.at - first.value[0] / first.slope, low, high))
+        guess = guess._replace(at=value, overlaps=(overlaps,))
+    zero = yield from find_zero(look, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
+    if not zero.is_known:
+        return None
+    step = np.nanmean(zero.value) / (zero.at * zero.slope)
+    zero = zero._replace(converged=bool(zero.slope > 0 and abs(step) < _TOLERANCE))
+    return Optimum("inside", place.branch, zero, errors[float(zero.at)], {})
+
+
+def _error(task: Task, branch: str, value: float, start: Overlaps, *, coarse: bool = False) -> Path:
+    """Path that solves a branch at one value, and returns its test error with all derivatives as a `Zero`."""
+    event = _ERROR._replace(branches=(branch,))
+    return (yield from event_number(event, task.search, value, [start], coarse=coarse))
+
+
+def _gen_error(
+    model: Model, alpha: Float[Array, ""], x: Overlaps, replicate: Replicate, free: Float[Array, " 2"]
+) -> Float[Array, ""]:
+    return gen_error_in(model, x, replicate)
+
+
+_ERROR = Event("test error", (), lambda state: state.gen_error, _gen_error)
+
+
+def values_of(zero: Zero) -> Float[np.ndarray, " R"]:
+    """Return the number in every replicate: Newton's step in x leads there from the common value."""
+    return zero.at * np.exp(-zero.value / (zero.at * zero.slopes))
+
+
+def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return the number in every replicate with its derivatives, and the test error there with its derivatives."""
+    zero, error = optimum.zero, optimum.error
+    values, by_x = values_of(zero), error.at * error.slopes
+    rates = jax.tree.map(lambda a: -a / _extend_to(zero.at * zero.slopes, a), zero.rates)  # of x
+    # Half of the step to a minimum, because the slope falls to zero on the way.
+    step = (0.5 if optimum.kind == "inside" else 1.0) * np.log(values / error.at)
+    error_rates = jax.tree.map(lambda a, b: a + _extend_to(by_x, a) * b, error.rates, rates)
+    value_rates = jax.tree.map(lambda a: _extend_to(values, a) * a, rates)
+    return (values, value_rates), (error.value + by_x * step, error_rates)
+
+
+def _extend_to(values: Float[GivenArray, " R"], a: Float[GivenArray, "R ..."]) -> Float[GivenArray, "R ..."]:
+    """Append axes to one value per replicate, so that it multiplies or divides `a`."""
+    return values.reshape(-1, *[1] * (np.ndim(a) - 1))
+
+
+def best_of(task: Task, optimum: Optimum | Failure | None) -> BestRidge:
+    """Convert what `best_path` returned to a result that is differentiable in the model and alpha of the task."""
+    search, alpha = task.search, task.search.alpha
+    assert alpha is not None
+    branch = None if task.branches == PAIR else task.branches[0]
+    fields: dict[str, Any] = {"number": search.number.name, "branch": branch, "bracket": task.bracket}
+    fields["alpha"] = lax.stop_gradient(alpha)
+    if optimum is None or isinstance(optimum, Failure):
+        status = Status.absent if optimum is None else Status.nonfinite
+        nothing = Quantity.of(jnp.full((1,), jnp.nan, search.model.lam.dtype), status=status)
+        return BestRidge(**vars(nothing), gen_error=nothing, place="nowhere", **fields)
+    at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.value)
+    states = tuple(
+        FixedPoint(at_value, fields["alpha"], jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
+    )
+    worst = max(int(state.status) for state in states)
+    outcome = worst if optimum.zero.converged else max(worst, int(Status.max_steps))
+    setting = search.model, alpha
+    number, smallest = (
+        Quantity.of(values, rates, setting, status=outcome)
+        for values, rates in jax.tree.map(jnp.asarray, numbers_of(optimum))
+    )
+    return BestRidge(**vars(number), gen_error=smallest, place=optimum.kind, states=states, **fields)
