@@ -165,21 +165,20 @@ def axes_of(
     """
     for axis in axes:
         require_kind(axis, "axes", Axis, 'made by Axis, such as Axis("mixing[0,1]", [0.3, 0.4])')
-    alpha = None
-    several = []
+    alpha, several = None, dict[str, Axis]()
     for name, values in numbers.items():
         if np.iterable(values) and not isinstance(values, str):
-            several.append(Axis(name, values))
+            several[name] = Axis(name, values)
         elif name == "alpha":
             alpha = values
         else:
             Parameter(name).read(model, None, name)
             model, _ = Parameter(name).set(model, None, as_number(values, name, model.lam.dtype))
             check_numbers(model)
-    checked = [axis.checked(model, order) for axis in (*axes, *several)]
-    names = [axis.name for axis in checked]
+    checked = [axis.checked(model, order) for axis in (*axes, *several.values())]
+    names = [*(axis.name for axis in checked), *(name for name in numbers if name not in several)]
     for name in names:
-        if names.count(name) + (name in numbers and alpha is not None and name == "alpha") > 1:
+        if names.count(name) > 1:
             raise InputError(name, f"must be given once, got it twice among {', '.join(names)}")
     return model, alpha, checked
 

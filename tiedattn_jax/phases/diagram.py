@@ -70,8 +70,9 @@ class PhaseDiagram(Result, Tabular):
         return self._both(lambda branch: branch.replicates.status)
 
     def _where_a_state(self, read: Callable[[State], Any]) -> Float[np.ndarray, "branch Y X R"]:
-        """Return a number of all replicates; NaN in those that have no state."""
-        return np.where(self._has_state, self._both(lambda branch: read(branch.replicates)), np.nan)
+        """Return a number of all replicates; NaN in those that have no state, and in cells without the branch."""
+        known = self._has_state & self.exists[..., None]
+        return np.where(known, self._both(lambda branch: read(branch.replicates)), np.nan)
 
     @cached_property
     def exists(self) -> Bool[np.ndarray, "branch Y X"]:
@@ -103,8 +104,7 @@ class PhaseDiagram(Result, Tabular):
     @property
     def loss_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
         """Training loss, positional minus semantic, and its error bar; NaN where a branch is missing."""
-        difference = np.subtract(*self._where_a_state(lambda state: state.train_loss))
-        return _summary(np.where(np.all(self.exists, 0)[..., None], difference, np.nan))
+        return _summary(np.subtract(*self._where_a_state(lambda state: state.train_loss)))
 
     @property
     def uninformed(self) -> Bool[np.ndarray, "Y X"]:
@@ -216,15 +216,11 @@ class PhaseDiagram(Result, Tabular):
         if "alpha" not in names:
             raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
         (_, alpha), other_axis = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
-        numbers = (
-            self._where_a_state(read)
-            for read in (
-                lambda state: state.train_loss,
-                lambda state: state.train_loss_partials[1],
-                lambda state: state.gen_error_linear - state.gen_error,
-            )
+        masked = (
+            self._where_a_state(lambda state: state.train_loss),
+            self._where_a_state(lambda state: state.train_loss_partials[1]),
+            self._where_a_state(lambda state: state.gen_error_linear - state.gen_error),
         )
-        masked = (np.where(self.exists[..., None], a, np.nan) for a in numbers)
         loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in masked)
         difference, rate = np.subtract(*loss), np.subtract(*slope)
         critical, linear, linear_check = np.full((3, len(other_axis[1]), loss.shape[-1]), np.nan)

@@ -194,6 +194,8 @@ class _Grid(NamedTuple):
                 cells.append(setting)
         models = [each for each, _ in cells]
         _check_one_kind(models)
+        for other in models[1:]:  # they are of one kind, so that only the first one is checked in full, later
+            check_numbers(other)
         alpha = next((alpha for _, alpha in cells if (alpha is None) == with_alpha), False)
         if alpha is None:
             raise InputError("alpha", "must be given for states and best values, as a number or as an axis")
@@ -237,13 +239,6 @@ def _check_one_kind(models: Sequence[Model]) -> None:
             raise InputError("model", f"{text} from number 0: treat them apart")
 
 
-def _check_others(models: list[Model]) -> None:
-    """Check the models behind the first one: they are of one kind, so that only the first one is checked in full."""
-    check_top_level(models)
-    for listed in models[1:]:
-        check_numbers(listed)
-
-
 def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
 
@@ -253,7 +248,6 @@ def _states(
 ) -> StateTable:
     """Solve the states of all cells."""
     rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
-    _check_others(grid.models)
 
     def path(model: Model, alpha: Float[Array, ""]) -> Path:
         states, _, _ = yield from default_path(model, alpha, branch, rule, None, tolerances, fallback=nodes is None)
@@ -288,7 +282,6 @@ def _followed_branch(
 def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | None, progress: Progress) -> EventTable:
     """Find an event in every cell, without a guess."""
     if event in THRESHOLDS:
-        check_top_level(grid.models)
 
         def threshold(model: Model) -> Path:
             return (yield Call(THRESHOLDS[event], (model, nodes)))
@@ -296,7 +289,6 @@ def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | No
         cells = _cells(grid.run([threshold(model) for model in grid.models], progress))
     else:
         rule, tolerances = prepared(grid.models[0], nodes, settings)
-        _check_others(grid.models)
         event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
         cells = _cells(grid.run([transition_path(event, Search(m, rule, tolerances)) for m in grid.models], progress))
     names, values = grid.labels
@@ -323,9 +315,14 @@ def _best(
     """Find the best value of a number in every cell."""
     if number in grid.labels[0]:
         raise InputError("question", f"must be about another number than those that change, got number={number!r}")
+<<<<<<< HEAD
     task = prepared_task(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
     _check_others(grid.models)
     tasks = [task.at(m, a) for m, a in zip(grid.models, grid.alphas, strict=True)]
+=======
+    task = prepared_search(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
+    tasks = [task._replace(model=m, alpha=a) for m, a in zip(grid.models, grid.alphas, strict=True)]
+>>>>>>> table
     results = grid.run([best_path(each) for each in tasks], progress)
     cells = [
         result if isinstance(result, Failure) else best_of(each, result)
