@@ -315,14 +315,8 @@ def _best(
     """Find the best value of a number in every cell."""
     if number in grid.labels[0]:
         raise InputError("question", f"must be about another number than those that change, got number={number!r}")
-<<<<<<< HEAD
     task = prepared_task(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
-    _check_others(grid.models)
     tasks = [task.at(m, a) for m, a in zip(grid.models, grid.alphas, strict=True)]
-=======
-    task = prepared_search(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
-    tasks = [task._replace(model=m, alpha=a) for m, a in zip(grid.models, grid.alphas, strict=True)]
->>>>>>> table
     results = grid.run([best_path(each) for each in tasks], progress)
     cells = [
         result if isinstance(result, Failure) else best_of(each, result)
