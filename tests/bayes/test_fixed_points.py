@@ -6,7 +6,7 @@ import pytest
 from channels import Noisy, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
-from tiedattn_jax.bayes import channel as potentials, channel as signs
+from tiedattn_jax.bayes import channel
 from tiedattn_jax.bayes.fixed_points import noise_of
 from tiedattn_jax.model.overlaps import Overlaps
 from tiedattn_jax.theory.observables import gen_error_in
@@ -46,7 +46,8 @@ def test_a_fixed_point_lies_on_the_curve_alpha_of_q(model):
     for kind, alpha in ((model, 0.3), (Noisy(sigma=0.8), 0.7)):
         q, delta = overlap(kind, alpha), float(noise_of(kind) / kind.rho[0, 0, 0])
         W = 1 - q + delta
-        assert q / (1 - q) * W / float(signs.information(2, jnp.asarray(q / W))) == pytest.approx(alpha, rel=1e-9)
+        information = float(channel.sign_information(2, jnp.asarray(q / W)))
+        assert q / (1 - q) * W / information == pytest.approx(alpha, rel=1e-9)
 
 
 def test_errors(model):
@@ -90,15 +91,15 @@ def test_equations_are_gradients(model):
     )
     several = ta.dot_product(spectrum=law)
     hats = jnp.array([0.7, 1.9])[:, None, None]
-    x = potentials.posterior(several, hats)
-    np.testing.assert_allclose(x.q, 2 * jax.grad(lambda h: potentials.prior(several, h))(hats), rtol=1e-10)
+    x = channel.posterior(several, hats)
+    np.testing.assert_allclose(x.q, 2 * jax.grad(lambda h: channel.prior(several, h))(hats), rtol=1e-10)
     np.testing.assert_allclose(x.q + x.V, several.rho, rtol=1e-12)
 
     def evidence(q):
-        return potentials.sign_channel(model, potentials.Posterior(q, model.rho - q), jnp.zeros(())).log_evidence
+        return channel.sign_channel(model, channel.Posterior(q, model.rho - q), jnp.zeros(())).log_evidence
 
     q = 0.4 * model.rho
-    information = potentials.sign_channel(model, potentials.Posterior(q, model.rho - q), jnp.zeros(())).information
+    information = channel.sign_channel(model, channel.Posterior(q, model.rho - q), jnp.zeros(())).information
     np.testing.assert_allclose(information, 2 * jax.grad(evidence)(q), rtol=1e-8)
 
 
