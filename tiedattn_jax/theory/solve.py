@@ -7,6 +7,7 @@ searches in one traced program (`traced_states`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -429,15 +430,19 @@ def _refined(request: Request, rtol: float) -> FixedPoint:
     The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
     well, and the rule with the smaller error bar is kept.
     """
+
+    def solved_on(rule: Callable[[Model, int], Rule], n: int) -> tuple[FixedPoint, float, bool]:
+        """Return the state on n nodes, its error, and whether the nodes are lines."""
+        nodes = rule(request.model, n)
+        point = solve_checked(*request._replace(nodes=nodes))
+        return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
+
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
     rule = default_nodes
     for n in list(LADDER)[first:]:
-        nodes = rule(request.model, n)
-        point = solve_checked(*request._replace(nodes=nodes))
-        error = _relative_error(point)
-        if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point = solve_checked(*request._replace(nodes=sobol_nodes(request.model, n)))
-            sobol_error = _relative_error(sobol_point)
+        point, error, on_lines = solved_on(rule, n)
+        if on_lines and error > max(rtol, _POOR * LADDER[n]):
+            sobol_point, sobol_error, _ = solved_on(sobol_nodes, n)
             if sobol_error < error:
                 rule, point, error = sobol_nodes, sobol_point, sobol_error
         if not point.ok or error <= rtol:
