@@ -16,7 +16,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import lines, moreau, nodes, rules as sizes
-from tiedattn_jax.base import files as store, report as results
+from tiedattn_jax.base import report as results
 from tiedattn_jax.bayes import channel as bayes_nodes
 from tiedattn_jax.dynamics import emergence, flow as spans, landscape, sgd, small_start
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
@@ -121,9 +121,6 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/howto/penalties.md": [f"students of up to {WORDS[len(weights._ORDERS)]} columns"],
     "docs/howto/report.md": [f"At its default, $10^{{{power(float(ta.Settings().tol), 10)}}}$"],
-    "docs/howto/trust.md": [
-        f"at most {WORDS[store._INFLATED]} times the size of the file, or {store._SMALL_FILE // 2**20} MiB",
-    ],
     "docs/theory/potentials.md": [
         f"Each piece has {weights._ORDERS[0]} Gauss-Legendre nodes",
         f"with {weights._ORDERS[1]} nodes on each piece of either axis",

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.dynamics.landscape import MEANINGS
+from tiedattn_jax.dynamics.landscape import Landscape
 from tiedattn_jax.phases.questions import BestTable, EventTable, LandscapeTable, StateTable
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.plotting.diagrams import (
@@ -655,7 +655,7 @@ def test_number_along_an_axis():
 
 def risks():
     """Two landscapes with different risks of both candidates."""
-    zero = dict.fromkeys(MEANINGS, 0.0)
+    zero = dict.fromkeys(Landscape.SHOWN, 0.0)
     numbers = [Namespace(**{**zero, "semantic": a, "positional": a + 0.2}) for a in (0.1, 0.2)]
     return tuple(Namespace(status=0, ok=True, label=0, mean=a, stderr=Namespace(**zero)) for a in numbers)
 
