@@ -13,11 +13,11 @@ passing and training follow from it. The public functions by task:
     best ridge      best_ridge, and sweep(..., best="lam") for many settings
     many settings   sweep, trace_branch, folds_of, trace_boundary, intersections, phase_diagram, event_map
     files           result.save(path), load; table(), to_csv, to_xarray of curves and diagrams
-    averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
+    averages        Lines, Sobol, GaussHermite, MonteCarlo
     replica symmetry breaking       solve_1rsb, critical_alpha_1rsb, linear_crossing_1rsb
     optimal learner                 bayes, weak_recovery, perfect_recovery, posterior_mean
-                                    Preimages, orbit, posterior_pair
-    learning dynamics               sgd, emergence, small_start, separation, population, span_fields,
+                                    Preimages, orbit
+    learning dynamics               sgd, emergence, small_start, separation, population,
                                     landscape, landscape_map
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     gen_error, gen_error_linear, second_minimum_share, error_bar
@@ -33,19 +33,25 @@ double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import cli as cli, counting as histogram
-from .averages.lines import line_nodes as line_nodes
-from .averages.nodes import (
+from .averages.former import (
+    default_nodes as default_nodes,
     gauss_hermite_nodes as gauss_hermite_nodes,
+    line_nodes as line_nodes,
     monte_carlo_nodes as monte_carlo_nodes,
     sobol_nodes as sobol_nodes,
 )
-from .averages.recipes import default_nodes as default_nodes
-from .averages.rules import SIZES as SIZES, Replicate as Replicate, Rule as Rule
+from .averages.recipes import (
+    SIZES as SIZES,
+    GaussHermite as GaussHermite,
+    Lines as Lines,
+    MonteCarlo as MonteCarlo,
+    Sobol as Sobol,
+)
+from .averages.rules import Replicate as Replicate, Rule as Rule
 from .base.errors import InputError as InputError
 from .base.files import VERSION as VERSION, load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
-from .bayes.channel import posterior_pair as posterior_pair
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
 from .bayes.thresholds import (
     Recovery as Recovery,
@@ -54,7 +60,6 @@ from .bayes.thresholds import (
     weak_recovery as weak_recovery,
 )
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
-from .dynamics.flow import span_fields as span_fields
 from .dynamics.landscape import (
     Landscape as Landscape,
     LandscapeMap as LandscapeMap,

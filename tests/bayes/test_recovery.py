@@ -6,6 +6,7 @@ from channels import Noisy, NoisyPlain, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
 from tiedattn_jax.bayes import thresholds as recovery
+from tiedattn_jax.bayes.fixed_points import averages_of
 
 
 @pytest.mark.parametrize("L", [2, 3])
@@ -36,14 +37,14 @@ def test_noise_delays_weak_recovery():
 
 def test_weak_recovery_by_averages_over_labels():
     plain = Plain.of()
-    threshold = ta.weak_recovery(plain, nodes=ta.sobol_nodes(ta.posterior_pair(plain), 2**12))
+    threshold = ta.weak_recovery(plain, nodes=ta.Sobol(2**12))
     assert abs(float(threshold.alpha) - 1 / 6) < 3 * float(threshold.stderr) < 0.01
 
 
 def test_two_columns_of_the_teacher():
     """O(2) as a grid: three tokens show more than one column of the teacher, and no less than the bound allows."""
     model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
-    nodes = ta.sobol_nodes(ta.posterior_pair(model), 2**8)
+    nodes = ta.Sobol(2**8)
     threshold = ta.weak_recovery(model, nodes=nodes)
     assert 1 / 12 < float(threshold.alpha) < 0.5 and threshold.ok
 
@@ -73,7 +74,7 @@ def test_spectral_overlap(model, alpha, expected):
 @pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
 def test_spectral_overlap_by_averages_over_labels(kinds):
     plain, model = (kind.of() for kind in kinds)
-    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
+    nodes = ta.Sobol(2**12)
     averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
     assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)
     assert 0 < float(averaged.stderr) < 5e-3 and closed.stderr == 0
@@ -81,7 +82,7 @@ def test_spectral_overlap_by_averages_over_labels(kinds):
 
 def test_thresholds_have_the_error_bars_of_means_over_replicates():
     plain = Plain.of()
-    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**8)
+    nodes = averages_of(plain, ta.Sobol(2**8))
     values, threshold = recovery.thresholds(plain, nodes, False), ta.weak_recovery(plain, nodes=nodes)
     np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)
     assert threshold.stderr > 0

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..averages.program import program
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
@@ -54,7 +55,7 @@ class Recovery(Threshold):
         return Description(f"{self.event.replace('_', ' ')} of the teacher", self.status_name, rows)
 
 
-def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
+def weak_recovery(model: Model, *, nodes: AnyNodes = None) -> Recovery:
     """Return the alpha below which the labels say nothing of the teacher's direction, even to an optimal learner.
 
     Above it the state without overlap is unstable: any small overlap grows. With the Hessian G of the log evidence of a
@@ -80,7 +81,7 @@ def weak_recovery(model: Model, *, nodes: Rule | None = None) -> Recovery:
     return Recovery("weak_recovery", alpha, error_bar(values), slopes)
 
 
-def recovery(event: str, model: Model, nodes: Rule | None) -> Threshold:
+def recovery(event: str, model: Model, nodes: AnyNodes) -> Threshold:
     """Return one of the two thresholds by its name; perfect recovery needs no nodes."""
     return weak_recovery(model, nodes=nodes) if event == "weak_recovery" else perfect_recovery(model)
 
@@ -179,7 +180,7 @@ def _root(model: Model) -> Float[Array, "n n"]:
     return jax.scipy.linalg.block_diag(*cholesky(model.rho))
 
 
-def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Average:
+def spectral_overlap(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> Average:
     """Return the cosine between the leading eigenvector of the spectral start and the teacher, for large d.
 
     With ``G_V = V G (c + (1 - V) G)^{-1}`` and V in (0, 1) from ``alpha E tr(G_V G) = 1`` it is the root of

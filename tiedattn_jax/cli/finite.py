@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..averages.rules import SIZES
+from ..averages.recipes import SIZES
 from ..base.errors import require_memory
 from ..base.report import Status
 from ..finite.data import Data

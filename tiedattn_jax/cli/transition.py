@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.rules import SIZES
+from ..averages.recipes import SIZES
 from ..base.files import csv_of
 from ..bayes.fixed_points import bayes
 from ..bayes.thresholds import Recovery, perfect_recovery, weak_recovery

@@ -17,9 +17,9 @@ import numpy as np
 from contourpy import contour_generator
 from jaxtyping import Array, Float, Int, Real
 
-from ..averages.nodes import sobol_nodes
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, average, check_rule
+from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule
+from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import AnyArray, cholesky, stacked
 from ..base.errors import (
     InputError,
@@ -33,10 +33,9 @@ from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..model.parameters import PlaneResult, models_of_plane
 from ..theory.observables import error_in_block
-from .flow import check_independent, check_one_eigenvalue, check_smooth, directions_of, smooth_rule, span_fields
-from .population import Risk, population
+from .flow import check_independent, check_one_eigenvalue, check_smooth, directions_of
+from .population import Risk, population, span_rule
 
-_NODES, _MAP_NODES = 2**18, 2**14
 CANDIDATES = "semantic", "positional"
 CHANGES = "global", "steepest", "several"
 MEANINGS = {
@@ -119,7 +118,7 @@ def words_of(label: int) -> str:
     return f"{minimum} minimum, {steepest} descent, {'two minima' if label >= 4 else 'one minimum'}"
 
 
-def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule | None = None) -> Landscape:
+def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNodes = None) -> Landscape:
     """Return the population risk at its candidates for a minimum, and its curvatures at the origin.
 
     Works under `jit`, `vmap` and `grad`.
@@ -129,8 +128,8 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule |
         kappa: ridge per sample.
         size: fixed size ``R = Q^T Q / d`` of a student on a sphere, for rank one and one direction of the encodings;
             the ridge then changes nothing. By default the ridge limits the student.
-        nodes: averages, made for ``ta.span_fields(model)``; by default 2^18 Sobol points for a student on a sphere,
-            where the tokens are often too large for a grid, else those of `population`.
+        nodes: as in `population`; by default 2^18 Sobol points for a student on a sphere, where the tokens are often
+            too large for a grid.
 
     Raises:
         InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
@@ -146,16 +145,15 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule |
     if ranks != (1, 1, 1):
         requirement = "must be None unless student, teacher and encodings have one direction each"
         raise InputError("size", f"{requirement}, got {ranks} directions")
-    rule = sobol_nodes(span_fields(model, 1), _NODES) if nodes is None else nodes
-    check_rule(rule, span_fields(model, 1))
+    rule = make_rule(nodes, Fields.of(model, student=1), Sobol(SOBOL_SIZES["sphere"]))
     kappa, size = as_number(kappa, "kappa", dtype), as_number(size, "size", dtype)
     return Landscape(model, kappa, size, _on_sphere(model, size, rule))
 
 
-def _of_ridge(model: Model, kappa: Any, nodes: Rule | None) -> Landscape:
+def _of_ridge(model: Model, kappa: Any, nodes: AnyNodes) -> Landscape:
     semantic, positional = (population(model, kappa, name, nodes=nodes).replicates for name in CANDIDATES)
     kappa = as_number(kappa, "kappa", model.lam.dtype)
-    rule = smooth_rule(span_fields(model)) if nodes is None else nodes
+    rule = span_rule(model, nodes)
     worst = jnp.maximum(semantic.status, positional.status)
     # A candidate of size zero is absent as a branch; it is then the origin, and its numbers hold.
     status = jnp.where(worst == Status.absent, Status.converged, worst)
@@ -280,7 +278,7 @@ def landscape_map(
     names: tuple[str, str] = ("x", "y"),
     kappa: Any = 0.0,
     size: Any = None,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
 ) -> LandscapeMap:
     """Return the labels of the population risk over two numbers.
 
@@ -290,15 +288,15 @@ def landscape_map(
         x, y: values of the two numbers, increasing, at least two each.
         names: their names, for the picture.
         kappa, size: as in `landscape`.
-        nodes: averages; by default 2^14 Sobol points for a student on a sphere, else those of `population`.
+        nodes: as in `population`; by default 2^14 Sobol points for a student on a sphere.
 
     Raises:
         InputError: x or y is not increasing; model is no function of two numbers that returns a Model; or as in
             `landscape`.
     """
     grid_x, grid_y, models = models_of_plane(model, x, y, names)
-    if nodes is None and size is not None:
-        nodes = sobol_nodes(span_fields(models[0], 1), _MAP_NODES)
+    if size is not None:  # one rule for all cells
+        nodes = make_rule(nodes, Fields.of(models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
     cells = [landscape(each, kappa, size=size, nodes=nodes) for each in models]
     rows = [stacked(cells[k : k + grid_x.size]) for k in range(0, len(cells), grid_x.size)]
     return LandscapeMap(grid_x, grid_y, names, stacked(rows))

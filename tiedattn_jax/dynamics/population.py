@@ -23,9 +23,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.fields import teacher_fields
 from ..averages.moreau import expansion_at_nodes, loss_at_nodes
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, average, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky, precise
-from ..base.errors import InputError, as_number, is_concrete, require, require_kind
+from ..base.errors import InputError, as_number, is_concrete, require
 from ..base.report import Description, MeanField, Replicated, Status, rows_of
 from ..model.model import Model
 from ..model.overlaps import branch_of
@@ -35,8 +36,6 @@ from .flow import (
     check_smooth,
     directions_of,
     encodings_on_directions,
-    smooth_rule,
-    span_fields,
 )
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
@@ -123,7 +122,7 @@ class PopulationPoint(Replicated):
 
 
 def population(
-    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: Rule | None = None
+    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: AnyNodes = None
 ) -> PopulationPoint:
     """Return a minimum of the population risk ``E loss + kappa / 2 tr(Q^T Q) / d``, which is training on endless data.
 
@@ -135,9 +134,9 @@ def population(
         model: any smooth, even layer whose covariances have one eigenvalue each.
         kappa: ridge per sample, at least zero.
         branch: "semantic" (m is zero), "positional" (Theta is zero), or None, which leaves both free.
-        nodes: averages, made for ``ta.span_fields(model)``; those for `model` itself have the same shape if there are
-            as many orthonormal directions of encodings as columns of the student, as at the standard setting. By
-            default a tensor grid for at most four fields, else 2^15 Sobol points.
+        nodes: recipe of the averages, or number of nodes; by default a tensor grid for at most four fields, else 2^15
+            Sobol points. The student's fields are the tokens' fluctuations along the encodings. A rule for `model` fits
+            if these have as many orthonormal directions as the student has columns, as at the standard setting.
 
     Returns:
         A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch.
@@ -155,13 +154,16 @@ def population(
     if is_concrete(kappa):
         require(np.isfinite(kappa) & (np.asarray(kappa) >= 0), "kappa", kappa, "finite and at least zero")
     check_one_eigenvalue(model)
-    if nodes is None:
-        nodes = smooth_rule(span_fields(model))
-    else:
-        require_kind(nodes, "nodes", Rule, "an averaging rule, such as sobol_nodes(span_fields(model))")
-        check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
-    states = _states(model, kappa, nodes, free, branch_of(branch).start(model).m)
+    states = _states(model, kappa, span_rule(model, nodes), free, branch_of(branch).start(model).m)
     return PopulationPoint(model, kappa, states, branch)
+
+
+def span_rule(model: Model, nodes: AnyNodes) -> Rule:
+    """Return the averages of `population`: over fluctuations along the encodings, and the teacher's fields."""
+    # While jax traces the law, a rule that was made says how many directions the encodings have.
+    directions = directions_of(model) or (nodes.stack.shape[1] if isinstance(nodes, Rule) else model.shape[0])
+    fields = Fields.of(model, student=directions)
+    return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
 
 class Risk(eqx.Module):

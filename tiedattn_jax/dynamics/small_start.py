@@ -30,7 +30,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.fields import teacher_fields
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
@@ -39,7 +40,7 @@ from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.solve import check_alpha
 from ..theory.thresholds import Threshold
-from .flow import check_independent, check_smooth, smooth_rule, span_fields
+from .flow import check_independent, check_smooth
 
 DIRECTIONS = "encodings", "teacher"
 # Names of the events of `separation`: above such an alpha the overlap of a small student grows faster than the bulk.
@@ -161,7 +162,7 @@ class Separation(Result):
         return Description("alphas at which overlaps of a small start separate", self.status_name, rows)
 
 
-def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
+def small_start(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> SmallStart:
     """Return the growth rates of a small student under full-batch gradient descent, for large d.
 
     For small weights Q the gradient flow is linear, ``dQ/dtau = (M - lambda) Q``. The eigenvalues of the matrix M of
@@ -173,8 +174,8 @@ def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Small
         model: any smooth layer with covariances that are proportional to each other. At zero fields, its loss must have
             the same second derivative for all columns of the student and none between columns.
         alpha: samples per dimension, n / d.
-        nodes: averaging rule, made for `model`. By default a tensor grid over the teacher's fields if these are at most
-            four, else 2^15 Sobol points.
+        nodes: recipe of the averages, or number of nodes. By default a tensor grid over the teacher's fields if these
+            are at most four, else 2^15 Sobol points.
 
     Returns:
         A `SmallStart` with the rates of encodings, teacher and bulk.
@@ -189,7 +190,7 @@ def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Small
     return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
 
 
-def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
+def separation(model: Model, *, nodes: AnyNodes = None) -> Separation:
     """Return the alphas above which encodings and teacher separate from the bulk; see `small_start`.
 
     Derivatives in the numbers of the model follow from the implicit function theorem.
@@ -206,7 +207,7 @@ def separation(model: Model, *, nodes: Rule | None = None) -> Separation:
     return Separation(alphas["encodings"], alphas["teacher"], bars, slopes)
 
 
-def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
+def separated(event: str, model: Model, nodes: AnyNodes) -> Threshold:
     """Return one of the two alphas of `separation`, as a `Threshold`.
 
     Args:
@@ -224,12 +225,10 @@ def separated(event: str, model: Model, nodes: Rule | None) -> Threshold:
     return Threshold(event, alpha, error_bar(values), slopes)
 
 
-def _rule(model: Model, nodes: Rule | None) -> Rule:
-    """Return the caller's averaging rule after a check, or the default one."""
-    if nodes is None:
-        return smooth_rule(span_fields(model, 0))
-    check_rule(nodes, model)
-    return nodes
+def _rule(model: Model, nodes: AnyNodes) -> Rule:
+    """Return the averages: of the teacher's fields alone by default, else over those of the student as well."""
+    fields = Fields.of(model, student=0 if nodes is None else None)
+    return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
 
 def _check(model: Model) -> None:

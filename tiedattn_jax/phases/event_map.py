@@ -9,7 +9,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from ..averages.rules import Rule
+from ..averages.recipes import AnyNodes
 from ..base.arrays import AnyArray
 from ..base.files import Tabular
 from ..base.report import Description, Row, Settings, Status, with_error
@@ -110,7 +110,7 @@ def event_map(
     event: str = "alpha_c",
     *,
     names: tuple[str, str] = ("x", "y"),
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     settings: Settings | None = None,
     progress: Progress = silent,
 ) -> EventMap:
@@ -127,7 +127,7 @@ def event_map(
         event: a name in `EVENTS`, "alpha_l", a threshold of the optimal learner, "weak_recovery" or
             "perfect_recovery", or of small starts of gradient descent, "encodings separate" or "teacher separates".
         names: names of the two numbers, for pictures and tables.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         settings: tolerances; by default `Settings()`. Thresholds need none.
         progress: called with the number of finished cells and the number of all cells.
 

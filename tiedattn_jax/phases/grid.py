@@ -13,7 +13,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Float, PyTree, Real
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Rule
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import VERSION, Store, fingerprint, named
@@ -41,7 +42,7 @@ def phase_diagram(
     model: Model,
     x: Any,
     y: Any,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     alpha: float | None = None,
     settings: Settings | None = None,
@@ -68,7 +69,7 @@ def phase_diagram(
         x, y: axes, ``(name, values)`` with "alpha", the name of a scalar field of the model or an entry such as
             "mixing[0,1]"; or ``(name, values, put)``, where ``put(model, value)`` returns the model with that value.
             Plain values mean alpha for x and omega for y.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["grid"]`.
         alpha: samples per dimension, if alpha is not an axis.
         settings: tolerances; by default `GRID_SETTINGS`. More steps are allowed where a start may be far: in the first
             cells of tracks and in cells that are tried again.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Rule
 from ..base.errors import InputError
 from ..base.report import Status
@@ -67,7 +68,7 @@ def collected(
 
 
 def thresholds_of(
-    event: str, models: Sequence[Model], names: Sequence[str], nodes: Rule | None, progress: Progress
+    event: str, models: Sequence[Model], names: Sequence[str], nodes: AnyNodes, progress: Progress
 ) -> list[Threshold | Failure]:
     """Return one of the `THRESHOLDS` of several models; no search is needed, and slopes are exact."""
 

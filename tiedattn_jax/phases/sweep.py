@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Rule
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.report import Settings, Status
@@ -45,7 +46,7 @@ def sweep(
     model: Model | Sequence[Model],
     along: str | Numbers | None = None,
     values: str | Numbers | None = None,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     branch: str | None = "semantic",
     alpha: float | Real[GivenArray, ""] | Numbers | None = None,
@@ -74,7 +75,7 @@ def sweep(
         along: alphas in any order, which the curve has in increasing order; or the name of a number of the model, such
             as "sigma" or "mixing[0,1]". Leave it out for a list of models.
         values: values of that number, increasing. After alphas, this may be the name of the branch.
-        nodes: averaging rule; by default `default_nodes`, in a sweep through alpha that of `SIZES["curve"]`.
+        nodes: recipe of the averages, or number of nodes; in a sweep through alpha by default `SIZES["curve"]`.
         branch: branch of the states. With `best`, None stands for the global minimum of the training loss, as in
             `best_ridge`.
         alpha: samples per dimension of the states, one for all settings or one for each.
@@ -139,7 +140,7 @@ def events_of(
     event: str,
     models: list[Model],
     names: Sequence[str],
-    nodes: Rule | None,
+    nodes: AnyNodes,
     settings: Settings | None,
     progress: Progress,
 ) -> Sequence[Transition | Threshold | Failure]:
@@ -175,7 +176,7 @@ def _best(
     models: list[Model],
     alpha: float | Real[GivenArray, ""] | Numbers | None,
     branch: str | None,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     best: str,
     bracket: tuple[float, float] | None,
     settings: Settings | None,
@@ -207,7 +208,7 @@ def _through_alpha(
     model: Model,
     alphas: Numbers | None,
     branch: Any,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     settings: Settings | None,
     progress: Progress,
 ) -> Curve:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Real
 from scipy.interpolate import KroghInterpolator
 
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Rule
 from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
 from ..base.report import Settings
@@ -38,7 +39,7 @@ def trace_boundary(
     event: str,
     parameter: str,
     values: Sequence[float] | Real[np.ndarray, " A"],
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     start: Start | None = None,
     settings: Settings | None = None,
@@ -57,7 +58,7 @@ def trace_boundary(
             baselines together, because it coincides with one of the three. It takes no `start`, nor do the thresholds.
         parameter: name of a scalar field of the model, or an entry such as "mixing[0,1]".
         values: values of the parameter, monotonic.
-        nodes: averaging rule; by default `default_nodes`. For weak recovery that of `weak_recovery`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`. For weak recovery that of `weak_recovery`.
         start: where the event is expected at the first value, as in `find_event`; by default the alphas `SEARCH` are
             searched.
         settings: tolerances; the default is looser than `Settings()`, because losses are stationary and starts are

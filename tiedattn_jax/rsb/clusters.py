@@ -28,11 +28,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..averages.lines import legendre, vectors_across
+from ..averages.lines import vectors_across
 from ..averages.minima import reference_axis
 from ..averages.moreau import moreau
-from ..averages.nodes import hermite_grid
 from ..averages.prox import with_implicit_derivative
+from ..averages.rules import hermite_grid, legendre
 from ..base.arrays import apply, inverse, matvec, total
 from ..model.model import Model
 from .cluster_law import MAX_DISTANCE, Cluster, ClusterLaw, RoughJump, SheetWeight

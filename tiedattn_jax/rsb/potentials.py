@@ -31,11 +31,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..averages.fields import fields, teacher_fields, whiten
-from ..averages.lines import LineNodes, directions, lay, legendre
+from ..averages.lines import LineNodes, directions, lay
 from ..averages.maxwell import Lines, common_tangents, energy_profile
 from ..averages.moreau import moreau
 from ..averages.nodes import Block
-from ..averages.rules import average_of_weighted, sum_of_weighted
+from ..averages.rules import average_of_weighted, legendre, sum_of_weighted
 from ..base.arrays import AnyArray, apply, cholesky, indexed, precise, solve, zeros
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric

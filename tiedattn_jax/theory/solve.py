@@ -15,10 +15,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.lines import LineNodes
-from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane, program
-from ..averages.recipes import default_nodes
-from ..averages.rules import COARSE, FALLBACK_NODES, Replicate, Rule, check_rule
+from ..averages.recipes import SOBOL_SIZES, AnyNodes, Recipe, Sobol, default_recipe, make_rule
+from ..averages.rules import COARSE, Replicate, Rule
 from ..base.arrays import (
     GivenArray,
     Number,
@@ -106,7 +105,7 @@ def solve(
     model: Model,
     alpha: Number,
     branch: str | None = "semantic",
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     rtol: float | None = None,
     start: FixedPoint | Overlaps | None = None,
@@ -127,8 +126,9 @@ def solve(
         model: attention layer and data.
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default `default_nodes`. If those leave the state `unresolved`, as lines do for a
-            student much larger than the teacher, the state is solved on `sobol_nodes` (concrete numbers only).
+        nodes: recipe of the averages, or number of nodes; see `make_rule`. If the default ones leave the state
+            `unresolved`, as lines do for a student much larger than the teacher, the state is solved on `Sobol` points
+            (concrete numbers only).
         rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
             chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
             the status is `imprecise`. Not available under `jit`.
@@ -151,16 +151,15 @@ def solve(
     check(model, even=branch is not None)
     branch = branch_of(branch).name
     alpha = check_alpha(model, alpha)
-    if nodes is not None:
-        check_rule(nodes, model)
+    rule = None if nodes is None else make_rule(nodes, model)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     start = start.overlaps if isinstance(start, FixedPoint) else start
     if start is not None:
         start = check_start(model, start)
     if rtol is not None:
-        _check_rtol(model, alpha, nodes, rtol)
+        _check_rtol(model, alpha, rule, rtol)
         return _refined(model, alpha, branch, rtol, start, settings or Settings(tol=min(Settings.tol, rtol / 10)))
-    return solve_checked(model, alpha, branch, nodes, start, settings or Settings())
+    return solve_checked(model, alpha, branch, rule, start, settings or Settings())
 
 
 def solve_checked(
@@ -173,7 +172,7 @@ def solve_checked(
 ) -> FixedPoint:
     """Return the result of `solve` for arguments that were checked."""
     primal, start = lax.stop_gradient(((model, alpha), start))
-    rule = default_nodes(primal[0]) if nodes is None else nodes
+    rule = make_rule(nodes, primal[0])
     if at_top_level(*primal, nodes, start):
         states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
         states, free = jax.device_put(states), jnp.asarray(free)
@@ -269,7 +268,7 @@ def default_path(
     problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
     states, free = yield from _solved(problem, branch, start)
     if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
-        problem = problem._replace(nodes=sobol_nodes(model, FALLBACK_NODES))
+        problem = problem._replace(nodes=Sobol(SOBOL_SIZES["fallback"]).rule(model))
         states, free = yield from _solved(problem, branch, start)
     return states, problem.nodes, free
 
@@ -290,20 +289,20 @@ def _refined(
 ) -> FixedPoint:
     """Solve on more and more nodes, until the error bars are at most `rtol`.
 
-    The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
+    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
     well, and the rule with the smaller error bar is kept.
     """
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
-    rule = default_nodes
+    recipe: Recipe = default_recipe(model)
     for n in list(LADDER)[first:]:
-        nodes = rule(model, n)
+        nodes = recipe.about(n, model).rule(model)
         point = solve_checked(model, alpha, branch, nodes, start, settings)
         error = _relative_error(point)
         if isinstance(nodes.stack, LineNodes) and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point = solve_checked(model, alpha, branch, sobol_nodes(model, n), start, settings)
+            sobol_point = solve_checked(model, alpha, branch, Sobol(n).rule(model), start, settings)
             sobol_error = _relative_error(sobol_point)
             if sobol_error < error:
-                rule, point, error = sobol_nodes, sobol_point, sobol_error
+                recipe, point, error = Sobol(), sobol_point, sobol_error
         if not point.ok or error <= rtol:
             return point
         start = point.overlaps
