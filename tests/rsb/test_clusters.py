@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.arrays import apply
 from tiedattn_jax.rsb import cluster_law as cluster_jumps_module, clusters
@@ -38,7 +38,7 @@ def model() -> ta.DotProduct:
 def _energies(model, cluster, h, V, spread):
     count = len(cluster.log_weight)
     fields = jnp.tile(h, count) + apply(spread, cluster.normals)
-    return moreau(model, cluster.z, fields, V, jnp.tile(Y, count)).reshape(count, -1)
+    return ProxProblem(model, V, jnp.tile(Y, count)).energy(cluster.z, fields).reshape(count, -1)
 
 
 # The tests share these jitted functions, because most of their time goes into compiling.
@@ -69,7 +69,8 @@ def _dense(model, h, V, spread, s):
 
     def at_field(h, y):
         fields, teacher = h[..., None] + apply(spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
-        energy = moreau(model, search(model, fields, V, teacher).z, fields, V, teacher)
+        problem = ProxProblem(model, V, teacher)
+        energy = problem.energy(search(problem, fields).z, fields)
         return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
 
     return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(h, -1, 0), jnp.moveaxis(Y, -1, 0)))

@@ -2,7 +2,7 @@
 
 loops       loops of an evaluation, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
-moreau      the Moreau envelope of the loss, and its derivatives
+moreau      the proximal problem: the energy of the Moreau envelope, and its derivatives
 minima      the minima of its energy: starts, and Newton's method
 prox        the proximal operator: the global minimum, and its derivative
 rules       averaging rules: replicates, blocks, points, and the fields that they are for

@@ -23,15 +23,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from ..base.arrays import apply, either, inverse, matvec, repeated, tiled, total
+from ..base.arrays import apply, inverse, matvec, repeated, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
-from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
+from .maxwell import FieldLines, Gaps, Section, between, common_tangents, energy_gap, energy_profile, searched
 from .minima import Origin, origin_of, reference_axis
-from .moreau import moreau
-from .prox import with_implicit_derivative
+from .moreau import ProxProblem, with_implicit_derivative
 from .rules import Jumps, Points, Replicate, hermite, in_blocks, legendre
 
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
@@ -114,33 +113,32 @@ class LineNodes(Replicate):
         y = teacher_fields(model, teacher)
         u, origin = directions(model, x, y, direction)
         lines = lay(model, x, y, across, u, origin)
-        profile = energy_profile(model, x.V, lines, reach)
-        gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
-        section, share, resolved = _line_quadrature(
-            model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
-        )
+        profile = energy_profile(lines, reach)
+        gaps, resolved = common_tangents(lines, profile, self.jumps)
+        section, share, resolved = _line_quadrature(lines, profile, gaps, resolved, self.points_per_line, reach, offset)
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         return LineSearch(u, gaps, section, share, resolved)
 
     def points(self, model: Model, x: Overlaps, block: Block, result: LineSearch) -> Points:
         teacher, across, weight, *_ = block
         u, gaps, section, share, resolved = result
+        repeat = functools.partial(jnp.tile, reps=self.points_per_line)
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
         lines = lay(model, x, y, across, u)
         # Lines that are not resolved do not move, because their jumps are unknown.
-        lines = either(resolved, lines, lax.stop_gradient(lines))
-        shift, stretch = shifts(model, x, lines, gaps, section.s)
+        lines = lines.map_lines(lambda a: jnp.where(resolved, a, lax.stop_gradient(a)))
+        shift, stretch = shifts(lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
-        teacher, y = (jnp.tile(a, self.points_per_line) for a in (teacher, y))
-        student, log_density = whiten(model, x, h, y)
-        log_density = log_density + jnp.tile(jnp.where(resolved, log_volume(model, x), 0.0), self.points_per_line)
+        problem, teacher = lines.problem.map_nodes(repeat), repeat(teacher)
+        student, log_density = whiten(model, x, h, problem.y)
+        log_density = log_density + repeat(jnp.where(resolved, log_volume(model, x), 0.0))
         return Points(
             student=student,
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
-            z=with_implicit_derivative(z, model, h, x.V, y),
+            z=with_implicit_derivative(z, problem, h),
             resolved=(section.settled & resolved).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
             jumps=_jumps(gaps, weight, L),
@@ -165,7 +163,7 @@ def lay(
     across: Float[Array, "across N"],
     u: Float[Array, "across+1 N"],
     origin_of_loss: Origin | None = None,
-) -> Lines:
+) -> FieldLines:
     """Lay lines in directions `u` of the standard normals, through places `across` the lines."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
@@ -175,13 +173,11 @@ def lay(
 
     origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
     g = scale(spread, u)
-    return Lines(origin, g, scale(inverse(x.V), g), y, origin_of_loss)
+    return FieldLines(ProxProblem(model, x.V, y), origin, g, scale(inverse(x.V), g), origin_of_loss)
 
 
 def _line_quadrature(
-    model: Model,
-    V: Float[Array, "L r r"],
-    lines: Lines,
+    lines: FieldLines,
     profile: Section,
     gaps: Gaps,
     resolved: Bool[Array, " N"],
@@ -217,14 +213,14 @@ def _line_quadrature(
     for n in range(1, total + 1):
         rules[:, n, :n] = legendre(n)
     node, share = (jnp.asarray(a, lo.dtype)[count, index - start] for a in rules)
-    section = between(model, V, lines, profile, lo + (hi - lo) * node)
+    section = between(lines, profile, lo + (hi - lo) * node)
     s = jax.scipy.special.ndtri((index + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     resolved &= jnp.all(section.settled, 0)
     serves = resolved & (jnp.abs(jnp.sum(weight, 0) - 1) < _WEIGHT_TOLERANCE)
     resolved &= serves | jnp.all(section.slope > 0, 0)
     s, error = jnp.where(serves, section.s, s), jnp.where(serves, section.error, jnp.inf)
-    section = searched(model, V, lines, section.replace(s=s, error=error))
+    section = searched(lines, section.replace(s=s, error=error))
     return section, jnp.where(serves, weight, 1 / total), resolved
 
 
@@ -249,24 +245,20 @@ def _jump_positions(primals: tuple, tangents: tuple) -> Float[Array, " N"]:
     A jump stays where the two energies are equal. It moves by the change of their difference, divided by the slope of
     this difference in s, which is t_right - t_left.
     """
-    s, model, V, lines, low, high, real = primals
-    shape = *V.shape[:2], -1
+    s, lines, low, high, real = primals
+    shape = *lines.problem.V.shape[:2], -1
+    sides = [with_implicit_derivative(z.reshape(shape), lines.problem, lines.at(s)) for z in (low, high)]
 
-    def fields(lines: Lines) -> Float[Array, "L r N"]:
-        return (lines.origin + s * lines.direction).reshape(shape)
-
-    sides = [with_implicit_derivative(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
-
-    def difference(model: Model, V: Float[Array, "L r r"], lines: Lines) -> Float[Array, " N"]:
-        low_energy, high_energy = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
+    def difference(lines: FieldLines) -> Float[Array, " N"]:
+        low_energy, high_energy = (lines.problem.energy(z, lines.at(s)) for z in sides)
         return high_energy - low_energy
 
     slope = total(lines.normal * (sides[1] - sides[0]).reshape(low.shape))  # zero where a jump is just about to end
-    return derivative_along(difference, primals[1:4], tangents[1:4]) / jnp.where(real & (slope > 0), slope, jnp.inf)
+    return derivative_along(difference, primals[1:2], tangents[1:2]) / jnp.where(real & (slope > 0), slope, jnp.inf)
 
 
 def shifts(
-    model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: Float[Array, "places N"]
+    lines: FieldLines, gaps: Gaps, s: Float[Array, "places N"]
 ) -> tuple[Float[Array, "places N"], Float[Array, "places N"]]:
     """Return how far nodes at fields s move along their line, and how much their intervals stretch.
 
@@ -274,9 +266,9 @@ def shifts(
     rigidly with the nearest jump.
     """
     count = gaps.real.shape[0]
-    all_lines = tiled(lines, count)
+    all_lines = lines.tiled(count)
     low, high = (jnp.moveaxis(e.z, 0, 1).reshape(all_lines.origin.shape) for e in (gaps.left, gaps.right))
-    positions = _jump_positions(gaps.left.s.ravel(), model, x.V, all_lines, low, high, gaps.real.ravel())
+    positions = _jump_positions(gaps.left.s.ravel(), all_lines, low, high, gaps.real.ravel())
     move = (positions - lax.stop_gradient(positions)).reshape(count, -1)
     # Intervals from each jump to the next one, (P - 1, places, N).
     width = jnp.diff(gaps.left.s, axis=0)

@@ -25,8 +25,8 @@ from ..base.arrays import apply, cholesky, inverse
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .moreau import moreau
-from .prox import Prox, search, with_implicit_derivative
+from .moreau import ProxProblem, with_implicit_derivative
+from .prox import Prox, search
 from .rules import Fields, Jumps, Points, Replicate, Rule, block_size, block_width, check_memory, coarse_size, in_blocks
 
 # Variance of the pathwise estimator (nodes move) over that of the score-function estimator (weights change), per
@@ -76,7 +76,7 @@ class Nodes(Replicate):
 
     def search(self, model: Model, x: Overlaps, block: Block) -> Prox:
         h, y = fields(model, x, block.student, block.teacher)
-        return search(model, h, x.V, y)
+        return search(ProxProblem(model, x.V, y), h)
 
     def points(self, model: Model, x: Overlaps, block: Block, result: Prox) -> Points:
         student, teacher, weight = block
@@ -87,7 +87,7 @@ class Nodes(Replicate):
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, result))
         h, log_density = _partial_fields(model, x, h, y, _carried(result.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
-        z = with_implicit_derivative(result.z, model, h, x.V, y)
+        z = with_implicit_derivative(result.z, ProxProblem(model, x.V, y), h)
         no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
         student = whiten(model, x, h, y)[0]
         points = Points(student, teacher, weight, z, result.converged, result.gap, no_jumps)
@@ -141,7 +141,8 @@ def _append_copies(
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
     h, y, second, z, width = map(pick, (h, y, second, lax.stop_gradient(points.z), width))
-    gap = moreau(model, second, h, x.V, y) - moreau(model, z, h, x.V, y)
+    problem = ProxProblem(model, x.V, y)
+    gap = problem.energy(second, h) - problem.energy(z, h)
     is_node = lanes < size
     weight = jnp.where(is_node, pick(points.weight), 0.0)
     width = jnp.where(is_node, width, 1.0)

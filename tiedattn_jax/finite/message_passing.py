@@ -20,8 +20,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..averages.minima import descend
-from ..averages.moreau import gradient_at_nodes
-from ..averages.prox import prox, prox_jacobian
+from ..averages.moreau import ProxProblem, gradient_at_nodes
+from ..averages.prox import prox
 from ..base.arrays import (
     AnyArray,
     Number,
@@ -301,7 +301,7 @@ def _derivative_slope(
 ) -> Float[Array, "L r r"]:
     """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
     (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
-    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
+    jacobian = ProxProblem(model, V, data.fields).jacobian(z).reshape(L, r, L, r, -1)
     slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
     return inverse(V) @ slope
 
@@ -319,10 +319,14 @@ def _step(
     Z, memory = data.student_fields(s.Q, memory)
     h = Z - by_kind(lambda m: apply(m.sentence.to_tokens(V), s.g))
     tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
+
+    def problem(m: Model) -> ProxProblem:
+        return ProxProblem(m, m.sentence.to_tokens(V), y)
+
     z = lax.cond(
         search,
-        lambda: by_kind(lambda m: prox(m, h, m.sentence.to_tokens(V), y, extra_starts=s.z[None]).z.astype(h.dtype)),
-        lambda: by_kind(lambda m: descend(m, s.z, h, m.sentence.to_tokens(V), y, tol)[0]),
+        lambda: by_kind(lambda m: prox(problem(m), h, extra_starts=s.z[None]).z.astype(h.dtype)),
+        lambda: by_kind(lambda m: descend(problem(m), s.z, h, tol)[0]),
     )
     g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))
 

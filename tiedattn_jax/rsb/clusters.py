@@ -30,8 +30,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.lines import vectors_across
 from ..averages.minima import reference_axis
-from ..averages.moreau import moreau
-from ..averages.prox import with_implicit_derivative
+from ..averages.moreau import with_implicit_derivative
 from ..averages.rules import hermite_grid, legendre
 from ..base.arrays import apply, inverse, matvec, total
 from ..model.model import Model
@@ -261,16 +260,18 @@ def points(
         xi = result.normals(x)
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
         log_weight = (jnp.log(weight) + result.log_weight + log_density).reshape(-1, h.shape[-1])
-    fields, teacher = law.at(xi)
+    problem, fields = law.at(xi)
     return Cluster(
-        xi.reshape(*h.shape[:2], -1), log_weight, with_implicit_derivative(result.z, model, fields, V, teacher)
+        xi.reshape(*h.shape[:2], -1),
+        log_weight,
+        with_implicit_derivative(result.z, problem, fields),
     )
 
 
 def _moving_jump(law: ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
     """Return the places of the jumps, with derivatives: a jump moves so that the two energies stay equal."""
-    fields, teacher = law.at(result.normals(result.jump[None]))
-    low, high = (moreau(law.model, z, fields, law.V, teacher) for z in result.sides)
+    problem, fields = law.at(result.normals(result.jump[None]))
+    low, high = (problem.energy(z, fields) for z in result.sides)
     pull = law.pull(result.sides[1] - result.sides[0])
     slope = total(jnp.tile(result.along, len(result.jump)) * pull)
     rise = high - low

@@ -32,8 +32,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..averages.fields import fields, teacher_fields, whiten
 from ..averages.lines import LineNodes, directions, lay
-from ..averages.maxwell import Lines, common_tangents, energy_profile
-from ..averages.moreau import moreau
+from ..averages.maxwell import FieldLines, common_tangents, energy_profile
+from ..averages.moreau import ProxProblem
 from ..averages.nodes import Block
 from ..averages.rules import average_of_weighted, legendre, sum_of_weighted
 from ..base.arrays import AnyArray, apply, cholesky, indexed, precise, solve, zeros
@@ -109,7 +109,7 @@ def inner(points: BlockPoints, p: Point) -> tuple[Float[Array, " N"], Float[Arra
     def energies(nodes: Cluster, V: Float[Array, "L r r"]) -> Float[Array, "K N"]:
         count = len(nodes.log_weight)
         fields = jnp.tile(outer.h, count) + apply(x.spread, nodes.normals)
-        return moreau(model, nodes.z, fields, V, jnp.tile(y, count)).reshape(count, -1)
+        return ProxProblem(model, V, jnp.tile(y, count)).energy(nodes.z, fields).reshape(count, -1)
 
     energy = energies(cluster, x.V)
     lowest = lax.stop_gradient(jnp.min(energy, 0))  # keeps the exponents small
@@ -279,7 +279,7 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
     is_significant = weight > 1e-14
     line, s = line[is_significant], s[is_significant]
     h = (lines.origin[:, line] + s * lines.direction[:, line]).reshape(*model.shape[:2], -1)
-    student, _ = whiten(model, x, h, lines.y[..., line])
+    student, _ = whiten(model, x, h, lines.problem.y[..., line])
     return Block(np.asarray(student), np.asarray(teacher[..., line]), weight[is_significant])
 
 
@@ -287,12 +287,12 @@ def lay_nodes(model: Model, x: Overlaps, replicate: LineNodes, distance: float) 
 @precise
 def _jumps_of_lines(
     model: Model, x: Overlaps, replicate: LineNodes
-) -> tuple[Lines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
+) -> tuple[FieldLines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
     """Return all lines of a replicate, their teacher normals, where they jump, and whether they do."""
     y = teacher_fields(model, replicate.teacher)
     lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
-    profile = energy_profile(model, x.V, lines, replicate.reach)
-    gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
+    profile = energy_profile(lines, replicate.reach)
+    gaps, _ = common_tangents(lines, profile, replicate.jumps)
     return lines, replicate.teacher, gaps.left.s, gaps.real
 
 

@@ -33,8 +33,7 @@ from jaxtyping import Array, Float, Int
 from scipy import special
 
 from ..averages.fields import fields, teacher_fields
-from ..averages.moreau import loss_at_nodes
-from ..averages.prox import prox_jacobian
+from ..averages.moreau import ProxProblem, loss_at_nodes
 from ..averages.rules import Points, Replicate, Rule, legendre
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
 from ..base.errors import InputError, require
@@ -271,7 +270,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array,
     points = _shared(model, points)
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
-    e = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
+    e = ProxProblem(model, x.V, y).jacobian(points.z) - jnp.eye(n, dtype=w.dtype)[..., None]
     G = apply(inverse(x.V), e.reshape(L, r, -1)).reshape(L, r, L, r, -1)
     replicon = jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w)
     return {

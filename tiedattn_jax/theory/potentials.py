@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..averages.fields import fields
-from ..averages.moreau import moreau
+from ..averages.moreau import ProxProblem
 from ..averages.rules import Points, Replicate, average, legendre, search_block
 from ..base.arrays import Scalar, cholesky, precise, solve
 from ..base.derivatives import derivative_along
@@ -238,7 +238,7 @@ def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> Float[Array,
     """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
     model, x = args[0], sentence_overlaps(*args)
     h, y = fields(model, x, points.student, points.teacher)
-    return model.sentence.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
+    return model.sentence.share * jnp.sum(points.weight * ProxProblem(model, x.V, y).energy(points.z, h))
 
 
 def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], PyTree]) -> PyTree:
