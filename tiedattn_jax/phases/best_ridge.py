@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
 from ..base.arrays import Number, StateArray
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.report import Average, Description, Result, Row, Settings, Status, entries, error_bar, with_error
@@ -171,7 +171,7 @@ def best_ridge(
     model: Model,
     alpha: Number,
     branch: str | None = "semantic",
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     number: str = "lam",
     bracket: tuple[float, float] | None = None,
@@ -192,7 +192,7 @@ def best_ridge(
         model: attention layer and data. The value of the number is where the walk begins.
         alpha: samples per dimension.
         branch: "positional", "semantic", or None for the global minimum of the training loss.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]".
         bracket: range of values; by default `RIDGES` for the ridge.
         settings: tolerances; by default `Settings()`.
@@ -211,7 +211,7 @@ def best_ridge(
 def prepared_search(
     model: Model,
     branch: str | None,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     number: str,
     bracket: tuple[float, float] | None,
     settings: Settings | None,

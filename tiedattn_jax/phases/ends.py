@@ -10,7 +10,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Rule
 from ..base.errors import as_flag, require, require_choice, require_kind
 from ..base.report import Description, Printed, Settings, Status, with_error
 from ..model.overlaps import BRANCHES, PAIR, branch_of
@@ -75,7 +76,7 @@ class BranchEnd(Printed):
 
 
 def branch_ends(
-    curve: StateTable, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
+    curve: StateTable, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
     """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
@@ -87,7 +88,7 @@ def branch_ends(
 
     Args:
         curve: the positional or the semantic branch.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["curve"]`.
         settings: tolerances; by default `CURVE_SETTINGS`.
         sensitivities: whether to differentiate the ends in the numbers of the model, see `find_event`.
 

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, GivenArray, Number, indexed, stacked
 from ..base.errors import InputError, as_flag
@@ -232,7 +233,7 @@ def implicit_derivatives(
 def find_event(
     model: Model,
     event: str,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     start: Start,
     settings: Settings | None = None,
@@ -243,7 +244,7 @@ def find_event(
     Args:
         model: attention layer and data.
         event: a name in `EVENTS`.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
             between two of their points; or a `Guess`.
         settings: tolerances.

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float
 
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Rule
 from ..base.arrays import GivenArray
 from ..base.errors import array_of, require_choice, require_kind
@@ -43,7 +44,7 @@ _FINAL = 1e-5
 
 def critical_alpha(
     model: Model,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
@@ -58,7 +59,7 @@ def critical_alpha(
 
     Args:
         model: attention layer and data.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         bracket: range of alpha that is searched.
         start: guess for the crossing: the positional and the semantic `FixedPoint` at one alpha near it, such as the
             `branches` of a neighbouring model's transition, or both branches as curves. By default the bracket is
@@ -98,7 +99,7 @@ def critical_path(
 def linear_crossing(
     model: Model,
     transition: Transition | None = None,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
@@ -230,7 +231,7 @@ class _Crossing(NamedTuple):
 
 
 def _prepared(
-    model: Model, nodes: Rule | None, bracket: tuple[float, float], settings: Settings | None
+    model: Model, nodes: AnyNodes, bracket: tuple[float, float], settings: Settings | None
 ) -> tuple[Rule, Settings, tuple[float, float]]:
     """Check the arguments and fill in defaults; return the rule, the settings and the bracket as two floats."""
     nodes, settings = prepared(model, nodes, settings)
