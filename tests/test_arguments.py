@@ -100,8 +100,6 @@ CHANGES = {
         lambda: {"model": model(), "order": 3},
         {"model": ta.dot_product(rank=2), "order": 4, "lines": 16, "points": 9, "jumps": 1, "even": True, **RULE},
     ),
-    "span_fields": (lambda: {"model": model()}, {"model": ta.dot_product(omega=0.5), "directions": 2}),
-    "posterior_pair": (lambda: {"model": model()}, {"model": ta.dot_product(omega=0.5)}),
     "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
     "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
     "sample_data": (
@@ -164,7 +162,7 @@ CHANGES = {
     ),
     "threshold": (
         lambda: {"model": model(), "name": "encodings separate"},
-        {"nodes": lambda: ta.sobol_nodes(ta.span_fields(model()), 2**8)},
+        {"nodes": ta.Sobol(2**8)},
     ),
     "sgd": (
         lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0},

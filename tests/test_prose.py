@@ -4,7 +4,6 @@ An entry is a piece of a page, or of the docstring of a public name, written wit
 to contain it, whatever its line breaks. Numbers in the outputs of programs are the subject of `test_pages.py`.
 """
 
-import importlib
 import inspect
 import tomllib
 from operator import attrgetter
@@ -15,10 +14,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import lines, moreau, nodes, rules as sizes
+from tiedattn_jax.averages import lines, moreau, nodes, recipes, rules as sizes
 from tiedattn_jax.base import report as results
-from tiedattn_jax.bayes import channel as bayes_nodes
-from tiedattn_jax.dynamics import emergence, flow as spans, landscape, sgd, small_start
+from tiedattn_jax.dynamics import emergence, sgd, small_start
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best, locate, places, transitions
@@ -26,7 +24,6 @@ from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine as slots, newton, potentials as weights
 
-sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHON = PROJECT["requires-python"].removeprefix(">=")
@@ -62,7 +59,7 @@ def single(rule: ta.Rule) -> int:
 
 def line_row(order: int) -> str:
     """The row of a table of rules: order, lines, nodes."""
-    size, mark = ta.line_nodes(MODEL, order).size, " (default)" * (order == lines.DEFAULT_ORDER)
+    size, mark = ta.line_nodes(MODEL, order).size, " (default)" * (order == recipes.DEFAULT_ORDER)
     return f"| {order}{mark} | {size // (order + 15):,} | {size:,} |"
 
 
@@ -163,28 +160,28 @@ PAGES: dict[str, list[str]] = {
     ],
 }
 DOCSTRINGS: dict[str, list[str]] = {
-    "bayes": [f"else 2^{power(bayes_nodes._NODES, 2)} Sobol points"],
-    "landscape": [f"by default 2^{power(landscape._NODES, 2)} Sobol points"],
-    "sweep": [f"for landscapes with a `size` 2^{power(sweep_module._LANDSCAPE_NODES, 2)} Sobol points"],
-    "population": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
-    "small_start": [f"else 2^{power(spans._NODES, 2)} Sobol points"],
+    "bayes": [f"else 2^{power(recipes.SOBOL_SIZES['labels'], 2)} Sobol points"],
+    "landscape": [f"by default 2^{power(recipes.SOBOL_SIZES['sphere'], 2)} Sobol points"],
+    "sweep": [f"for landscapes with a `size` 2^{power(recipes.SOBOL_SIZES['sphere map'], 2)} Sobol points"],
+    "population": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
+    "small_start": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
     "threshold": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],
     "sgd": [
-        f"else 2^{power(sgd._NODES, 2)} Sobol points",
+        f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
         f"If it exceeds 1e{power(sgd._TOL, 10)} the steps are doubled",
         f"there are {WORDS[sgd._TRACED]} between two points",
     ],
     "emergence": [
-        f"else 2^{power(emergence._NODES, 2)} Sobol points",
+        f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
         f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
     ],
     "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
-    "run_instances": [f"`default_nodes` of 2^{power(ta.SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
+    "run_instances": [f"by default 2^{power(ta.SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
     "solve_1rsb": [
         f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
         f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",
     ],
-    "line_nodes": [f"a line more than {lines._MAX_POINTS}", f"more than 2^{power(lines.MAX_NODES, 2)} nodes"],
+    "Lines": [f"a line more than {recipes._MAX_POINTS}", f"at most 2^{power(recipes.MAX_NODES, 2)} nodes"],
     "Diagnostics": [f"Above {UNRESOLVED} the status is `unresolved`"],
     "gamp": [f"It starts at {short(message_passing._FIRST_DAMPING)}"],
     "train": [

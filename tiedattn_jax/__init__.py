@@ -13,12 +13,11 @@ passing and training follow from it. The public functions by task:
     best ridge      best_ridge, and sweep(model, "best lam", alpha=values) for many settings
     many settings   sweep, Axis, Table, phase_diagram, trace_branch
     files           result.save(path), load; table(), to_csv, to_xarray of tables and diagrams
-    averages        default_nodes, line_nodes, sobol_nodes, gauss_hermite_nodes, monte_carlo_nodes
+    averages        Lines, Sobol, GaussHermite, MonteCarlo
     replica symmetry breaking       solve_1rsb, transition_1rsb
     optimal learner                 bayes, threshold, posterior_mean
-                                    Preimages, orbit, posterior_pair
-    learning dynamics               sgd, emergence, small_start, threshold, population, span_fields,
-                                    landscape
+                                    Preimages, orbit
+    learning dynamics               sgd, emergence, small_start, threshold, population, landscape
     spectral start  spectral_direction, spectral_overlap; init="spectral" in gamp, train, run_instances
     observables     fields of FixedPoint; error_bar
     finite size     sample_data, Data, diagnose, realised, gamp, train, risk, run_instances, heldout_error,
@@ -32,24 +31,29 @@ double precision, call ``jax.config.update("jax_enable_x64", True)`` first.
 """
 
 from . import counting as histogram
-from .averages.lines import line_nodes as line_nodes
-from .averages.nodes import (
+from .averages.former import (
+    default_nodes as default_nodes,
     gauss_hermite_nodes as gauss_hermite_nodes,
+    line_nodes as line_nodes,
     monte_carlo_nodes as monte_carlo_nodes,
     sobol_nodes as sobol_nodes,
 )
-from .averages.recipes import default_nodes as default_nodes
-from .averages.rules import SIZES as SIZES, Replicate as Replicate, Rule as Rule
+from .averages.recipes import (
+    SIZES as SIZES,
+    GaussHermite as GaussHermite,
+    Lines as Lines,
+    MonteCarlo as MonteCarlo,
+    Sobol as Sobol,
+)
+from .averages.rules import Replicate as Replicate, Rule as Rule
 from .base import VERSION as VERSION
 from .base.errors import InputError as InputError
 from .base.files import load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
-from .bayes.channel import posterior_pair as posterior_pair
 from .bayes.fixed_points import BayesPoint as BayesPoint, bayes as bayes
 from .bayes.thresholds import Recovery as Recovery, spectral_overlap as spectral_overlap
 from .dynamics.emergence import Emergence as Emergence, emergence as emergence
-from .dynamics.flow import span_fields as span_fields
 from .dynamics.landscape import Landscape as Landscape, landscape as landscape
 from .dynamics.population import PopulationPoint as PopulationPoint, population as population
 from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory, sgd as sgd

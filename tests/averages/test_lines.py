@@ -13,8 +13,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages import maxwell
 from tiedattn_jax.averages.fields import fields, teacher_fields
 from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_across
-from tiedattn_jax.averages.maxwell import Gaps, Lines, Section, common_tangents, energy_profile
-from tiedattn_jax.averages.moreau import loss_at_nodes, moreau, prox_gradient
+from tiedattn_jax.averages.maxwell import FieldLines, Gaps, Section, common_tangents, energy_profile
+from tiedattn_jax.averages.moreau import ProxProblem, loss_at_nodes
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.theory import solve as solving
@@ -67,7 +67,7 @@ def at_nodes(model, x, rule, block):
     """Points of a rule, their fields, and the global minima there, searched from several starts."""
     points = points_in(model, x, rule, block)
     h, y = fields(model, x, points.student, points.teacher)
-    return points, h, y, prox(model, h, x.V, y)
+    return points, h, y, prox(ProxProblem(model, x.V, y), h)
 
 
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
@@ -76,7 +76,7 @@ def test_every_node_is_at_the_global_minimum(model, case):
     nodes, x = ta.line_nodes(model, 7, points=24, replicates=1, block=2**15), state(case)
     points, h, y, minima = at_nodes(model, x, *one_block(nodes))
     np.testing.assert_allclose(points.z, minima.z, atol=1e-7)
-    assert float(jnp.max(jnp.abs(prox_gradient(model, points.z, h, x.V, y)))) < 1e-8
+    assert float(jnp.max(jnp.abs(ProxProblem(model, x.V, y).gradient(points.z, h)))) < 1e-8
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-5)
     finite = jnp.isfinite(points.gap) & jnp.isfinite(minima.gap)
     assert int(jnp.sum(finite)) > 50
@@ -95,8 +95,9 @@ def test_lines_with_several_jumps(jumps, resolved):
     rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
     points, h, y, minima = at_nodes(APART, MANY_JUMPS, rule, block)
     np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), resolved, atol=0.01)
-    energy = moreau(APART, points.z, h, MANY_JUMPS.V, y)
-    excess = energy - moreau(APART, minima.z, h, MANY_JUMPS.V, y)  # nonzero at a few nodes in the tails
+    problem = ProxProblem(APART, MANY_JUMPS.V, y)
+    energy = problem.energy(points.z, h)
+    excess = energy - problem.energy(minima.z, h)  # nonzero at a few nodes in the tails
     assert jnp.sum(points.weight * jnp.abs(excess)) < 1e-12 and jnp.mean(excess > 1e-9) < 1e-3
     np.testing.assert_allclose(jnp.sum(points.weight), 1, rtol=1e-3)  # the weights of a resolved line miss up to 1 %
     for token in range(2):  # 300 lines, some of which have nodes at random offsets
@@ -141,8 +142,8 @@ def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
     monkeypatch.setattr(maxwell, "_TANGENT_STEPS", steps)
     replicate = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
     lines = lay_lines(APART, MANY_JUMPS, replicate)
-    profile = jax.jit(energy_profile)(APART, MANY_JUMPS.V, lines, replicate.reach)
-    gaps, resolved = jax.jit(lambda *a: common_tangents(*a, replicate.jumps))(APART, MANY_JUMPS.V, lines, profile)
+    profile = jax.jit(energy_profile)(lines, replicate.reach)
+    gaps, resolved = jax.jit(lambda *a: common_tangents(*a, replicate.jumps))(lines, profile)
     jump = gaps.real.any(0)
     assert jnp.mean(jump) > 0.5
     assert jnp.mean(resolved[jump]) > 0.9 if steps else not resolved[jump].any()
@@ -171,13 +172,13 @@ def test_a_profile_is_the_lower_one_of_two(model):
     """
     replicate = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
     lines = lay_lines(LARGE, LARGE_STUDENT, replicate)
-    profile = jax.jit(energy_profile)(LARGE, LARGE_STUDENT.V, lines, replicate.reach)
+    profile = jax.jit(energy_profile)(lines, replicate.reach)
     c, size = lines.normal, jnp.sum(lines.normal**2, 0)
     along, in_plane = profile.t[:, None] * c / size, jnp.stack([-c[1], c[0]]) / jnp.sqrt(size)
 
     def energy(u):
         z = along + u * in_plane
-        loss = jax.vmap(lambda z: loss_at_nodes(LARGE, z.reshape(2, 1, -1), lines.y))(z)
+        loss = jax.vmap(lambda z: loss_at_nodes(LARGE, z.reshape(2, 1, -1), lines.problem.y))(z)
         return 0.5 * jnp.sum((z - lines.origin) ** 2, 1) / LARGE_STUDENT.V[0, 0, 0] + loss
 
     lowest = jnp.min(jax.lax.map(energy, jnp.linspace(-12, 12, 2401)), 0)
@@ -356,12 +357,12 @@ def test_a_jump_that_is_just_about_to_end_moves_nothing(model):
     """A jump of zero width between its two sides moves nothing, although its motion is 0 / 0."""
     ones, z = jnp.ones((1, 1)), jnp.full((1, 2, 1), 0.3)
     side = Section.of(ones, z, z, ones, ones, ones, ones)
-    lines = Lines(jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)), jnp.full((2, 1, 1), 0.2))
     gaps = Gaps(side, side, jnp.ones((1, 1), bool), (0 * ones, 2 * ones))
 
     def total(V):
-        x = eqx.tree_at(lambda x: x.V, state(CASES[0]), V)
-        return sum(jnp.sum(a) for a in shifts(model, x, lines, gaps, jnp.array([[0.5], [1.5]])))
+        problem = ProxProblem(model, V, jnp.full((2, 1, 1), 0.2))
+        lines = FieldLines(problem, jnp.zeros((2, 1)), jnp.ones((2, 1)), jnp.ones((2, 1)))
+        return sum(jnp.sum(a) for a in shifts(lines, gaps, jnp.array([[0.5], [1.5]])))
 
     value, slope = jax.value_and_grad(total)(jnp.full((2, 1, 1), 12.0))
     assert value == 0 and not np.any(slope)

@@ -12,6 +12,7 @@ from jax import export
 import tiedattn_jax as ta
 from tiedattn_jax.averages import loops
 from tiedattn_jax.averages.minima import descend, local_minima
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.model.overlaps import Coordinates
 from tiedattn_jax.theory.equations import Equations
 
@@ -147,8 +148,8 @@ def test_counted_steps_do_for_the_slowest_starts():
     h, y = 3 * replicate.student, 0.5 * replicate.teacher
     for counted in (False, True):
         with loops.counted_loops(counted):
-            z, energy, converged = jax.jit(lambda h, y: descend(model, 5.0 * h, h, x.V, y, 1e-7))(h, y)
+            z, energy, converged = jax.jit(lambda h, y: descend(ProxProblem(model, x.V, y), 5.0 * h, h, 1e-7))(h, y)
             assert bool(jnp.all(converged))
-            minima, lower = jax.jit(lambda z, h, y: local_minima(model, z + 0.01, h, x.V, y))(z, h, y)
+            minima, lower = jax.jit(lambda z, h, y: local_minima(ProxProblem(model, x.V, y), z + 0.01, h))(z, h, y)
         np.testing.assert_allclose(jnp.median(jnp.abs(minima - z)), 0, atol=1e-9)
         assert float(jnp.mean(lower <= energy + 1e-9)) > 0.99

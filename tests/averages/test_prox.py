@@ -7,41 +7,43 @@ from cases import CASES, Tempered, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages import minima as minima_module, moreau as moreau_module, prox as px
 from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.base import arrays as linalg, nodewise
 from tiedattn_jax.base.arrays import ldl_solve
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
-prox, moreau, gradient = map(jax.jit, (px.prox, moreau_module.moreau, moreau_module.prox_gradient))
+prox, energy_of, gradient = map(jax.jit, (px.prox, ProxProblem.energy, ProxProblem.gradient))
 
 
 @jax.jit
-def descend(model, start, h, V, y):
+def descend(problem, start, h):
     """Run Newton's method from one start at all nodes."""
-    return minima_module.descend(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y, 1e-7)
+    return minima_module.descend(problem, jnp.broadcast_to(start[:, None, None], h.shape), h, 1e-7)
 
 
-def problem(model, nodes, case, size=4096):
+def problem_of(model, nodes, case, size=4096):
+    """The proximal problem of a reference state, and the student's fields."""
     x = state(case)
     h, y = fields(model, x, nodes.stack.student[0, ..., :size], nodes.stack.teacher[0, ..., :size])
-    return h, x.V, y
+    return ProxProblem(model, x.V, y), h
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_global_minimum_against_brute_force(model, nodes, case):
-    h, V, y = problem(model, nodes, case)
-    minima = prox(model, h, V, y)
+    problem, h = problem_of(model, nodes, case)
+    minima = prox(problem, h)
     assert bool(jnp.all(minima.converged))
-    energy = np.asarray(moreau(model, minima.z, h, V, y))
+    energy = np.asarray(energy_of(problem, minima.z, h))
     best = np.full(energy.shape, np.inf)
     for a in np.linspace(-2.4, 2.4, 6):
         for b in np.linspace(-2.4, 2.4, 6):
-            _, e, converged = descend(model, jnp.array([a, b]), h, V, y)
+            _, e, converged = descend(problem, jnp.array([a, b]), h)
             best = np.minimum(best, np.where(converged, e, np.inf))
     assert np.all(np.isfinite(best))
     assert np.mean(energy > best + 1e-11) <= 1e-4
-    assert float(jnp.max(jnp.abs(gradient(model, minima.z, h, V, y)))) < 1e-12
+    assert float(jnp.max(jnp.abs(gradient(problem, minima.z, h)))) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -60,11 +62,11 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
     replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
     h, y = fields(model, x, replicate.student, replicate.teacher)
-    best = jnp.full(h.shape[-1], jnp.inf)
+    best, problem = jnp.full(h.shape[-1], jnp.inf), ProxProblem(model, x.V, y)
     for start in np.stack(np.meshgrid(*[np.linspace(-1.3, 1.3, 9) * q**0.5] * 2), -1).reshape(-1, 2):
-        _, energy, converged = descend(model, jnp.asarray(start), h, x.V, y)
+        _, energy, converged = descend(problem, jnp.asarray(start), h)
         best = jnp.minimum(best, jnp.where(converged, energy, jnp.inf))
-    above_best = moreau(model, prox(model, h, x.V, y).z, h, x.V, y) > best + 1e-6
+    above_best = energy_of(problem, prox(problem, h).z, h) > best + 1e-6
     assert float(jnp.mean(above_best)) < 2e-3
 
 
@@ -77,27 +79,28 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
     L, r, t = model.shape
     keys, V = jax.random.split(jax.random.key(0)), jnp.broadcast_to(20.0 * jnp.eye(r), (L, r, r))
     h, y = 2**0.5 * jax.random.normal(keys[0], (L, r, 1024)), 0.5 * jax.random.normal(keys[1], (L, t, 1024))
+    problem = ProxProblem(model, V, y)
     chosen, complete = (
-        moreau(model, prox(model, h, V, y, starts).z, h, V, y) for starts in (None, minima_module._flips(model, h))
+        energy_of(problem, prox(problem, h, starts).z, h) for starts in (None, minima_module._flips(model, h))
     )
     assert float(jnp.mean(chosen > complete + 1e-9)) < 2e-3
 
 
 def test_every_start_is_finished(model, nodes):
     """`proximal` finishes every start to full precision without refinement, also where common steps do not suffice."""
-    h, V, y = problem(model, nodes, CASES[1])
-    z, converged = jax.jit(px.proximal)(model, h, V, y)
+    problem, h = problem_of(model, nodes, CASES[1])
+    z, converged = jax.jit(px.proximal)(problem, h)
     assert bool(jnp.all(converged))
-    np.testing.assert_allclose(z, prox(model, h, V, y).z, atol=1e-9)
+    np.testing.assert_allclose(z, prox(problem, h).z, atol=1e-9)
 
 
 def test_newton_descends(model, nodes):
     """Newton's method never ends above its start, wherever it starts."""
-    h, V, y = problem(model, nodes, CASES[4])
+    problem, h = problem_of(model, nodes, CASES[4])
     for a, b in ((0.3, -0.2), (1.2, -1.2), (-0.8, 0.1), (0.05, 0.0)):
         start = jnp.array([a, b])
-        before = moreau(model, jnp.broadcast_to(start[:, None, None], h.shape), h, V, y)
-        _, after, converged = descend(model, start, h, V, y)
+        before = energy_of(problem, jnp.broadcast_to(start[:, None, None], h.shape), h)
+        _, after, converged = descend(problem, start, h)
         assert bool(jnp.all(converged)) and float(jnp.max((after - before)[converged])) <= 1e-12
 
 
@@ -109,7 +112,7 @@ class Paraboloid(ta.DotProduct):
 
 
 def test_axis_of_the_double_well(model, nodes):
-    y = problem(model, nodes, CASES[0], 64)[2].at[..., 0].set(0.0)
+    y = problem_of(model, nodes, CASES[0], 64)[0].y.at[..., 0].set(0.0)
     # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
     for layer in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
         axis = minima_module.well_axis(layer, y, 1, 32)
@@ -123,18 +126,17 @@ def test_axis_of_the_double_well(model, nodes):
 
 def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
     """Newton's method from the origin alone ends in wrong wells, with an error of mhat larger than mhat itself."""
-    h, V, y = problem(model, nodes, CASES[1])
+    problem, h = problem_of(model, nodes, CASES[1])
 
     def mhat(z):
-        g = (z - h) / V
+        g = (z - h) / problem.V
         return float(2.0 * jnp.mean(g[0, 0] - g[1, 0]))
 
     @jax.jit
     def newton(z):
-        hess, _ = moreau_module.moreau_hessian(model, z, V, y)
-        return z - ldl_solve(hess, moreau_module.prox_gradient(model, z, h, V, y)[:, 0])[:, None]
+        return z - ldl_solve(problem.hessian(z)[0], problem.gradient(z, h)[:, 0])[:, None]
 
-    exact = prox(model, h, V, y).z
+    exact = prox(problem, h).z
     z = jnp.full_like(h, 1e-3)
     for _ in range(40):
         z = newton(z)
@@ -145,12 +147,10 @@ def test_a_start_at_the_origin_alone_would_spoil_mhat(model, nodes):
 
 
 def test_derivatives_are_those_of_differences(model, nodes):
-    h, V, y = problem(model, nodes, CASES[0], 64)
-
     def solve(p):
         return prox(*p).z
 
-    point = (model, h, V, y)
+    point = problem_of(model, nodes, CASES[0], 64)
     rng = np.random.default_rng(0)
     direction = jax.tree.map(lambda a: jnp.asarray(0.1 * rng.standard_normal(a.shape)), point)
     move = lambda s: jax.tree.map(lambda a, d: a + s * d, point, direction)  # noqa: E731
@@ -165,9 +165,9 @@ def test_derivatives_are_those_of_differences(model, nodes):
 
 
 def test_jacobian_is_the_derivative_in_h(model, nodes):
-    h, V, y = problem(model, nodes, CASES[0], 64)
-    jac = jax.jit(px.prox_jacobian)(model, prox(model, h, V, y).z, V, y)
-    dense = jax.jacfwd(lambda h: prox(model, h, V, y).z)(h)
+    problem, h = problem_of(model, nodes, CASES[0], 64)
+    jac = jax.jit(ProxProblem.jacobian)(problem, prox(problem, h).z)
+    dense = jax.jacfwd(lambda h: prox(problem, h).z)(h)
     expected = jnp.einsum("lankbn->lakbn", dense).reshape(2, 2, 64)
     np.testing.assert_allclose(jac, expected, rtol=1e-8, atol=1e-10)
 
@@ -181,8 +181,9 @@ def test_arrays_and_entries_agree(monkeypatch, r):
     h, y, V = jnp.moveaxis(normals[:r], 0, 1), normals[r:][:1].swapaxes(0, 1), 3.0 * jnp.eye(r) + jnp.zeros((L, r, r))
 
     def outputs(V):
-        minima = px.prox(model, h, V, y)
-        return minima.z, px.prox_jacobian(model, jax.lax.stop_gradient(minima.z), V, y), minima.gap
+        problem = ProxProblem(model, V, y)
+        minima = px.prox(problem, h)
+        return minima.z, problem.jacobian(jax.lax.stop_gradient(minima.z)), minima.gap
 
     def results(limit, unrolled):
         monkeypatch.setattr(nodewise, "_MOST_ENTRIES", limit)
@@ -207,13 +208,13 @@ def test_a_hessian_column_by_column(monkeypatch):
 
 
 def test_second_minimum_is_a_minimum_above(model, nodes):
-    h, V, y = problem(model, nodes, CASES[4])
-    minima = prox(model, h, V, y)
+    problem, h = problem_of(model, nodes, CASES[4])
+    minima = prox(problem, h)
     has_second = np.isfinite(np.asarray(minima.gap))
     assert 0.01 < has_second.mean() < 0.1
-    grad = np.abs(np.asarray(gradient(model, minima.other, h, V, y)))[..., has_second]
+    grad = np.abs(np.asarray(gradient(problem, minima.other, h)))[..., has_second]
     assert grad.max() < 1e-5
-    rise = np.asarray(moreau(model, minima.other, h, V, y) - moreau(model, minima.z, h, V, y))
+    rise = np.asarray(energy_of(problem, minima.other, h) - energy_of(problem, minima.z, h))
     assert np.all(rise[has_second] >= -1e-12)
     np.testing.assert_array_equal(minima.other[..., ~has_second], minima.z[..., ~has_second])
 
@@ -229,7 +230,7 @@ class TwoWells(ta.DotProduct):
 def test_wells_of_a_loss_that_is_not_even_are_looked_for():
     model = TwoWells(**vars(ta.dot_product()))
     h = jnp.stack([jnp.linspace(-0.7, 0.4, 32), jnp.zeros(32)])[:, None]
-    minima = prox(model, h, jnp.full((2, 1, 1), 40.0), 0 * h)
+    minima = prox(ProxProblem(model, jnp.full((2, 1, 1), 40.0), 0 * h), h)
     wells = np.sort(np.stack([minima.z[0, 0], minima.other[0, 0]]), 0)
     np.testing.assert_allclose(wells, [[-1.2] * 32, [0.1] * 32], atol=0.02)
 
@@ -239,8 +240,8 @@ def test_a_temperature_scales_what_a_large_student_is():
     h, y = np.random.default_rng(0).normal(size=(2, 2, 1, 512)) * np.array([6**0.5, 1.34])[:, None, None, None]
 
     def lowest(model, unit):
-        point = unit * jnp.asarray(h), jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y)
-        return moreau(model, prox(model, *point).z, *point)
+        problem = ProxProblem(model, jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y))
+        return energy_of(problem, prox(problem, unit * jnp.asarray(h)).z, unit * jnp.asarray(h))
 
     cold, plain = Tempered(*numbers), ta.dot_product(*numbers)
     np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
@@ -258,9 +259,9 @@ def test_definite(n):
 def test_single_precision(nodes):
     model = ta.dot_product(dtype=jnp.float32)
     case = CASES[0]
-    h, V, y = (a.astype(jnp.float32) for a in problem(ta.dot_product(), nodes, case))
-    minima = prox(model, h, V, y)
-    exact = prox(ta.dot_product(), *(a.astype(jnp.float64) for a in (h, V, y)))
+    problem, h = jax.tree.map(lambda a: a.astype(jnp.float32), problem_of(ta.dot_product(), nodes, case))
+    minima = prox(problem._replace(model=model), h)
+    exact = prox(*jax.tree.map(lambda a: a.astype(jnp.float64), (problem._replace(model=ta.dot_product()), h)))
     assert minima.z.dtype == jnp.float32
     assert float(jnp.mean(minima.converged)) > 0.99
     np.testing.assert_allclose(minima.z, exact.z, atol=2e-3)

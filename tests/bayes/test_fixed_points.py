@@ -54,7 +54,7 @@ def test_errors(model):
     """Values at alpha = .4 and for noise at 1 by Sobol points, and the limits without and with full overlap."""
     assert float(ta.bayes(model, 0.4).gen_error) == pytest.approx(1.29528e-3, rel=3e-5)
     assert float(ta.bayes(Noisy(), 1.0).gen_error) == pytest.approx(2.3853e-3, rel=1e-3)
-    grid = ta.gauss_hermite_nodes(ta.posterior_pair(model), 24, replicates=2)
+    grid = ta.GaussHermite(24, replicates=2)
     blind = ta.bayes(model, 0.1, nodes=grid)
     assert float(jnp.max(blind.q)) == 0
     linear = ta.gen_error_linear(model, ta.gauss_hermite_nodes(model, 32)).value
@@ -64,10 +64,27 @@ def test_errors(model):
     assert float(known.free_entropy) == np.inf and known.ok and not known.hard
 
 
+class PosteriorPair(ta.Model):
+    """A model whose student is a second teacher: another draw from the posterior of the first one."""
+
+    base: ta.Model
+
+    @property
+    def shape(self):
+        L, _, t = self.base.shape
+        return L, t, t
+
+    def loss(self, Z, Y):
+        return 0.5 * jnp.sum(self.base.trace * (self.base.target(Z) - self.base.target(Y)) ** 2)
+
+    def law(self):
+        return self.base.law()
+
+
 def test_the_error_of_the_pair_is_twice_that_of_the_optimal_predictor(model):
     """`gen_error` of `theory` takes the pair's second teacher as its student."""
-    pair = ta.posterior_pair(model)
-    grid = ta.gauss_hermite_nodes(pair, 16, replicates=2)
+    pair = PosteriorPair(base=model, lam=model.lam)
+    grid = ta.GaussHermite(16, replicates=2).rule(pair)
     point = ta.bayes(model, 0.4, nodes=grid)
     error = gen_error_in(pair, Overlaps(model.rho, model.rho, point.q, jnp.zeros((2, 1))), grid.replicate(0))
     assert float(error) / 2 == pytest.approx(float(point.replicates.gen_error[0]), rel=1e-10)
@@ -75,7 +92,7 @@ def test_the_error_of_the_pair_is_twice_that_of_the_optimal_predictor(model):
 
 def test_the_closed_form_is_the_average_over_labels(model):
     plain = Plain()
-    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
+    nodes = ta.Sobol(2**12)
     closed, averaged = ta.bayes(model, 0.4), ta.bayes(plain, 0.4, nodes=nodes)
     assert averaged.ok
     for name in ("q", "gen_error", "free_entropy"):
@@ -121,7 +138,7 @@ def test_derivatives(model):
 def test_a_teacher_of_two_columns_is_resolved_as_far_as_the_grid_of_angles():
     """Steps stay where conjugates are positive definite; V below (2 spacing)^2 rho is not resolved."""
     model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
-    nodes = ta.sobol_nodes(ta.posterior_pair(model), 2**5, replicates=2)
+    nodes = ta.Sobol(2**5, replicates=2)
     for alpha, expected in ((0.3, [False, False]), (0.4, [True, True])):
         states = ta.bayes(model, alpha, nodes=nodes, start="uninformed").replicates
         assert np.all(np.isfinite(states.q)) and np.all(np.linalg.eigvalsh(states.conjugates) > 0)

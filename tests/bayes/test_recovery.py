@@ -8,6 +8,7 @@ from channels import Noisy, NoisyPlain, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
 from tiedattn_jax.bayes import thresholds as recovery
+from tiedattn_jax.bayes.fixed_points import averages_of
 
 
 @pytest.mark.parametrize("L", [2, 3])
@@ -51,14 +52,14 @@ def test_noise_delays_weak_recovery():
 
 def test_weak_recovery_by_averages_over_labels():
     plain = Plain()
-    threshold = ta.threshold(plain, "weak_recovery", nodes=ta.sobol_nodes(ta.posterior_pair(plain), 2**12))
+    threshold = ta.threshold(plain, "weak_recovery", nodes=ta.Sobol(2**12))
     assert abs(float(threshold.alpha) - 1 / 6) < 3 * float(threshold.stderr) < 0.01
 
 
 def test_two_columns_of_the_teacher():
     """O(2) as a grid: three tokens show more than one column of the teacher, and no less than the bound allows."""
     model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
-    nodes = ta.sobol_nodes(ta.posterior_pair(model), 2**8)
+    nodes = ta.Sobol(2**8)
     threshold = ta.threshold(model, "weak_recovery", nodes=nodes)
     assert 1 / 12 < float(threshold.alpha) < 0.5 and threshold.ok
 
@@ -91,7 +92,7 @@ def test_spectral_overlap(model, alpha, expected):
 @pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
 def test_spectral_overlap_by_averages_over_labels(kinds):
     plain, model = (kind() for kind in kinds)
-    nodes = ta.sobol_nodes(ta.posterior_pair(plain), 2**12)
+    nodes = ta.Sobol(2**12)
     averaged, closed = ta.spectral_overlap(plain, 1.0, nodes=nodes), ta.spectral_overlap(model, 1.0)
     assert float(averaged.value) == pytest.approx(float(closed.value), abs=5e-3)
     assert 0 < float(averaged.stderr) < 5e-3 and closed.stderr == 0
@@ -100,7 +101,7 @@ def test_spectral_overlap_by_averages_over_labels(kinds):
 def test_thresholds_have_the_error_bars_of_means_over_replicates():
     """And so have their derivatives, here beside derivatives in forward mode."""
     noisy = NoisyPlain()
-    nodes = ta.sobol_nodes(ta.posterior_pair(noisy), 2**8)
+    nodes = averages_of(noisy, ta.Sobol(2**8))
     values, threshold = recovery.thresholds(noisy, nodes, False), ta.threshold(noisy, "weak_recovery", nodes=nodes)
     np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)
     rates = jax.jacfwd(lambda s: recovery.thresholds(dataclasses.replace(noisy, sigma=s), nodes, False))(noisy.sigma)

@@ -10,7 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.minima import descend
-from tiedattn_jax.averages.moreau import gradient_at_nodes
+from tiedattn_jax.averages.moreau import ProxProblem, gradient_at_nodes
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.finite.channels import responses
@@ -151,8 +151,8 @@ def test_the_first_steps_search_for_the_lowest_minimisers(model, data):
     g = -gradient_at_nodes(model, Z, y)
     h = Z - V * g
     z = h + V * (g + (result.g - g) / 0.1)
-    np.testing.assert_allclose(z, jax.jit(prox)(model, h, V, y).z, atol=1e-9)
-    minimisers, _, _ = jax.jit(partial(descend, tol=1e-7))(model, Z, h, V, y)
+    np.testing.assert_allclose(z, jax.jit(prox)(ProxProblem(model, V, y), h).z, atol=1e-9)
+    minimisers, _, _ = jax.jit(partial(descend, tol=1e-7))(ProxProblem(model, V, y), Z, h)
     assert 0.01 < float(jnp.mean(jnp.max(jnp.abs(minimisers - z), (0, 1)) > 0.01)) < 0.5
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.model.checks import check
@@ -174,15 +174,16 @@ def test_minima_of_a_loss_with_kinks_are_found():
     model, rng = ta.relu_attention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)
-    minima = jax.jit(prox)(model, h, V, y)
+    problem = ProxProblem(model, V, y)
+    minima = jax.jit(prox)(problem, h)
     grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-2, 2, 81)] * 2)).reshape(2, 1, -1)
 
     def lowest(fields):
         h, y = (jnp.broadcast_to(a[..., None], grid.shape) for a in fields)
-        return jnp.min(moreau(model, grid, h, V, y))
+        return jnp.min(ProxProblem(model, V, y).energy(grid, h))
 
     grid_minimum = jax.lax.map(lowest, (jnp.moveaxis(h, -1, 0), jnp.moveaxis(y, -1, 0)))
-    assert np.mean(moreau(model, minima.z, h, V, y) > grid_minimum + 1e-12) < 0.01 and np.all(minima.converged)
+    assert np.mean(problem.energy(minima.z, h) > grid_minimum + 1e-12) < 0.01 and np.all(minima.converged)
 
 
 def test_a_layer_of_one_s_own_is_its_attention():

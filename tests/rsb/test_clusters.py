@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.arrays import apply
 from tiedattn_jax.rsb.cluster_law import ClusterLaw
@@ -39,7 +39,8 @@ def _energies(law, cluster):
     """The Moreau envelope at the nodes, (K, N)."""
     count = len(cluster.log_weight)
     fields = jnp.tile(law.h, count) + apply(law.spread, cluster.normals.reshape(2, 1, -1))
-    return moreau(law.model, cluster.z, fields, law.V, jnp.tile(law.y, count)).reshape(count, -1)
+    problem = ProxProblem(law.model, law.V, jnp.tile(law.y, count))
+    return problem.energy(cluster.z, fields).reshape(count, -1)
 
 
 # The tests share these jitted functions, because most of their time goes into compiling.
@@ -74,8 +75,8 @@ def _dense(law, s):
 
     def at_field(h, y):
         fields, teacher = h[..., None] + apply(law.spread, xi), jnp.broadcast_to(y[..., None], (2, 1, xi.shape[-1]))
-        z = search(law.model, fields, law.V, teacher).z
-        energy = moreau(law.model, z, fields, law.V, teacher)
+        problem = ProxProblem(law.model, law.V, teacher)
+        energy = problem.energy(search(problem, fields).z, fields)
         return -jax.scipy.special.logsumexp(log_weight - s * energy) / s
 
     return jax.lax.map(lambda p: at_field(*p), (jnp.moveaxis(law.h, -1, 0), jnp.moveaxis(law.y, -1, 0)))

@@ -11,7 +11,7 @@ from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
-from tiedattn_jax.averages.moreau import moreau
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton
@@ -425,8 +425,9 @@ def test_conjugates_are_tilted_averages():
         """Tilted averages within a cluster: <g>, <g^2>."""
         h, y = fields(model, x.between, normal[..., None], teacher[..., None])
         h, y = h + jnp.sqrt(x.q1 - x.q0) * within, jnp.broadcast_to(y, (2, 1, within.shape[-1]))
-        z = search(model, h, x.V, y).z
-        share = jax.nn.softmax(log_weight - s * moreau(model, z, h, x.V, y))
+        problem = ProxProblem(model, x.V, y)
+        z = search(problem, h).z
+        share = jax.nn.softmax(log_weight - s * problem.energy(z, h))
         g = (z - h) / x.V
         return g[:, 0] @ share, g[:, 0] ** 2 @ share
 

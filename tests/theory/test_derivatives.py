@@ -18,6 +18,7 @@ from made import states_near
 import tiedattn_jax as ta
 from tiedattn_jax.averages import minima as minima_module, prox
 from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.base.derivatives import derivative_along, with_tangent
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory.equations import Equations
@@ -203,7 +204,7 @@ class Descending(type(ta.sobol_nodes(ta.dot_product(), 2).stack)):
 
     def search(self, model, x, block):
         h, y = fields(model, x, block.student, block.teacher)
-        z, _, done = minima_module.descend(model, h, h, x.V, y, 1e-10)
+        z, _, done = minima_module.descend(ProxProblem(model, x.V, y), h, h, 1e-10)
         return prox.Prox(z, done, z, jnp.full(z.shape[-1], jnp.inf))
 
 

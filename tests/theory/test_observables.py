@@ -10,6 +10,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.rules import Jumps, Points, average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
@@ -45,7 +46,7 @@ def test_replicon_is_the_mean_square_of_the_response(model, nodes, solved):
     x = jax.tree.map(lambda a: a[0], fp.replicates.overlaps)
     h, y = fields(model, x, replicate.student[..., :2048], replicate.teacher[..., :2048])
     step, columns = 1e-4, []
-    run = jax.jit(lambda h: prox(model, h, x.V, y).z)
+    run = jax.jit(lambda h: prox(ProxProblem(model, x.V, y), h).z)
     for k in range(2):
         e = jnp.zeros_like(h).at[k].set(step)
         columns.append((run(h + e) - run(h - e))[:, 0] / (2 * step))

@@ -8,6 +8,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.loops import counted_loops
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.theory.potentials import channel, channel_gradient, conjugates, overlaps, prior
 
@@ -21,7 +22,7 @@ def stein(model, x, alpha, student, teacher):
     h = jnp.sqrt(q) * xi + x.m[..., None]
     spread = jnp.sqrt(rho - theta**2 / q)
     y = theta / jnp.sqrt(q) * xi + spread * u
-    g = (prox(model, h, x.V, y).z - h) / x.V
+    g = (prox(ProxProblem(model, x.V, y), h).z - h) / x.V
     mean = lambda a: jnp.mean(jnp.sum(a, (0, 1)))  # noqa: E731
     qhat, thetahat = alpha * mean(g**2), alpha * mean(g * u) / spread
     Vhat = -alpha * mean(g * xi) / jnp.sqrt(q) + theta * thetahat / q

@@ -2,14 +2,14 @@
 
 loops       loops of an evaluation, on CPUs and elsewhere
 fields      the Gaussian law of the local fields
-moreau      the Moreau envelope of the loss, and its derivatives
+moreau      the proximal problem: the energy of the Moreau envelope, and its derivatives
 minima      the minima of its energy: starts, and Newton's method
 prox        the proximal operator: the global minimum, and its derivative
-rule        averaging rules: replicates, blocks, points
-nodes       rules of single nodes
+rules       averaging rules: replicates, blocks, points, and the fields that they are for
+nodes       replicates of single nodes
 maxwell     the jumps of the proximal operator along a line
-lines       the rule of lines that are broken at the jumps
-sizes       default sizes of the averages, each with its reason
-default     the default rule
+lines       replicates of lines that are broken at the jumps
+recipes     which nodes a function averages over: recipes, and the default ones with their sizes
+former      functions that make a rule, by their names before recipes
 program     compilation of the functions that average
 """

@@ -1,4 +1,4 @@
-"""The default rule: lines through the space of the student's fields, broken where the proximal operator jumps.
+"""Replicates of lines through the space of the student's fields, broken where the proximal operator jumps.
 
 Given the teacher's fields, the student's are a Gaussian vector. The direction in which the loss is a double well is
 integrated along a line h(s) = o + s g with s standard normal. The pieces of the line outside the common tangents of
@@ -14,7 +14,6 @@ they do for frozen `Nodes`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -22,42 +21,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Real
-from scipy import special
+from jaxtyping import Array, Bool, Float, Int
 
-from ..base.arrays import AnyArray, apply, either, inverse, matvec, repeated, tiled, total
+from ..base.arrays import apply, inverse, matvec, repeated, total
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import InputError, array_of, as_flag, require
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .fields import conditional, log_volume, teacher_fields, whiten
-from .maxwell import Gaps, Lines, Section, between, common_tangents, energy_gap, energy_profile, searched
+from .maxwell import FieldLines, Gaps, Section, between, common_tangents, energy_gap, energy_profile, searched
 from .minima import Origin, origin_of, reference_axis
-from .moreau import moreau
-from .nodes import sobol_normals
-from .prox import with_implicit_derivative
-from .rules import (
-    REPLICATES,
-    Jumps,
-    Points,
-    Replicate,
-    Rule,
-    block_size,
-    block_width,
-    check_arguments,
-    check_memory,
-    in_blocks,
-)
+from .moreau import ProxProblem, with_implicit_derivative
+from .rules import Jumps, Points, Replicate, hermite, in_blocks, legendre
 
-DEFAULT_ORDER = 9
-_SOBOL_LINES = 2**11  # about as many nodes as the product rule of order 9 has
-_REACH = (5.4, 6.6)  # the ends of a line are drawn from this range, in standard deviations
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
-_MAX_POINTS = 256  # largest number of nodes on a line
 # Nodes in t do not serve on a line if the sum of their weights differs from one by more than this. At standard states
 # it differs by less than .001 with order 5.
 _WEIGHT_TOLERANCE = 0.01
-MAX_NODES = 2**24  # largest number of nodes of a product rule
 
 
 class Block(NamedTuple):
@@ -120,7 +99,7 @@ class LineNodes(Replicate):
         teacher, across, weight, *_ = block
         L, r, _ = self.shape
         u = jnp.asarray(reference_axis(L * r), weight.dtype)[:, None] + 0 * weight
-        s, share = np.polynomial.hermite_e.hermegauss(self.points_per_line // 2)
+        s, share = hermite(self.points_per_line // 2)
         student = vectors_across(u, across)[:, None] - u[:, None] * jnp.asarray(s, weight.dtype)[:, None]
         count = s.size
         return (
@@ -134,33 +113,32 @@ class LineNodes(Replicate):
         y = teacher_fields(model, teacher)
         u, origin = directions(model, x, y, direction)
         lines = lay(model, x, y, across, u, origin)
-        profile = energy_profile(model, x.V, lines, reach)
-        gaps, resolved = common_tangents(model, x.V, lines, profile, self.jumps)
-        section, share, resolved = _line_quadrature(
-            model, x.V, lines, profile, gaps, resolved, self.points_per_line, reach, offset
-        )
+        profile = energy_profile(lines, reach)
+        gaps, resolved = common_tangents(lines, profile, self.jumps)
+        section, share, resolved = _line_quadrature(lines, profile, gaps, resolved, self.points_per_line, reach, offset)
         gaps = jax.tree.map(lambda a: jnp.where(resolved, a, jnp.zeros_like(a)), gaps)
         return LineSearch(u, gaps, section, share, resolved)
 
     def points(self, model: Model, x: Overlaps, block: Block, result: LineSearch) -> Points:
         teacher, across, weight, *_ = block
         u, gaps, section, share, resolved = result
+        repeat = functools.partial(jnp.tile, reps=self.points_per_line)
         L, r, _ = model.shape
         y = teacher_fields(model, teacher)
         lines = lay(model, x, y, across, u)
         # Lines that are not resolved do not move, because their jumps are unknown.
-        lines = either(resolved, lines, lax.stop_gradient(lines))
-        shift, stretch = shifts(model, x, lines, gaps, section.s)
+        lines = lines.map_lines(lambda a: jnp.where(resolved, a, lax.stop_gradient(a)))
+        shift, stretch = shifts(lines, gaps, section.s)
         h = lines.origin[:, None] + (section.s + shift) * lines.direction[:, None]
         h, z = h.reshape(L, r, -1), jnp.moveaxis(section.z, 1, 0).reshape(L, r, -1)
-        teacher, y = (jnp.tile(a, self.points_per_line) for a in (teacher, y))
-        student, log_density = whiten(model, x, h, y)
-        log_density = log_density + jnp.tile(jnp.where(resolved, log_volume(model, x), 0.0), self.points_per_line)
+        problem, teacher = lines.problem.map_nodes(repeat), repeat(teacher)
+        student, log_density = whiten(model, x, h, problem.y)
+        log_density = log_density + repeat(jnp.where(resolved, log_volume(model, x), 0.0))
         return Points(
             student=student,
             teacher=teacher,
             weight=(weight * share * (1 + stretch)).ravel() * jnp.exp(log_density - lax.stop_gradient(log_density)),
-            z=with_implicit_derivative(z, model, h, x.V, y),
+            z=with_implicit_derivative(z, problem, h),
             resolved=(section.settled & resolved).ravel(),
             gap=energy_gap(gaps, section.s).ravel(),
             jumps=_jumps(gaps, weight, L),
@@ -185,7 +163,7 @@ def lay(
     across: Float[Array, "across N"],
     u: Float[Array, "across+1 N"],
     origin_of_loss: Origin | None = None,
-) -> Lines:
+) -> FieldLines:
     """Lay lines in directions `u` of the standard normals, through places `across` the lines."""
     L, r, _ = model.shape
     slope, spread = conditional(model, x)
@@ -195,13 +173,11 @@ def lay(
 
     origin = (x.m[..., None] + apply(slope, y)).reshape(L * r, -1) + scale(spread, vectors_across(u, across))
     g = scale(spread, u)
-    return Lines(origin, g, scale(inverse(x.V), g), y, origin_of_loss)
+    return FieldLines(ProxProblem(model, x.V, y), origin, g, scale(inverse(x.V), g), origin_of_loss)
 
 
 def _line_quadrature(
-    model: Model,
-    V: Float[Array, "L r r"],
-    lines: Lines,
+    lines: FieldLines,
     profile: Section,
     gaps: Gaps,
     resolved: Bool[Array, " N"],
@@ -237,14 +213,14 @@ def _line_quadrature(
     for n in range(1, total + 1):
         rules[:, n, :n] = legendre(n)
     node, share = (jnp.asarray(a, lo.dtype)[count, index - start] for a in rules)
-    section = between(model, V, lines, profile, lo + (hi - lo) * node)
+    section = between(lines, profile, lo + (hi - lo) * node)
     s = jax.scipy.special.ndtri((index + 0.5 + offset) / total)
     weight = (hi - lo) * share * section.slope * jnp.exp(-0.5 * section.s**2) / (2 * np.pi) ** 0.5
     resolved &= jnp.all(section.settled, 0)
     serves = resolved & (jnp.abs(jnp.sum(weight, 0) - 1) < _WEIGHT_TOLERANCE)
     resolved &= serves | jnp.all(section.slope > 0, 0)
     s, error = jnp.where(serves, section.s, s), jnp.where(serves, section.error, jnp.inf)
-    section = searched(model, V, lines, section.replace(s=s, error=error))
+    section = searched(lines, section.replace(s=s, error=error))
     return section, jnp.where(serves, weight, 1 / total), resolved
 
 
@@ -262,12 +238,6 @@ def cuts(s: Float[Array, "P N"], real: Bool[Array, "P N"], reach: Float[Array, "
     return jnp.concatenate([jnp.zeros_like(cut[:1]), cut, jnp.full_like(cut[:1], total)])
 
 
-def legendre(count: int) -> tuple[Float[np.ndarray, " {count}"], Float[np.ndarray, " {count}"]]:
-    """Return Gauss-Legendre nodes and weights on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(count)
-    return 0.5 * (x + 1), 0.5 * w
-
-
 @with_tangent
 def _jump_positions(primals: tuple, tangents: tuple) -> Float[Array, " N"]:
     """Return the fields s at which lines jump between minimisers `low` and `high`, (n, N), with derivatives.
@@ -275,24 +245,20 @@ def _jump_positions(primals: tuple, tangents: tuple) -> Float[Array, " N"]:
     A jump stays where the two energies are equal. It moves by the change of their difference, divided by the slope of
     this difference in s, which is t_right - t_left.
     """
-    s, model, V, lines, low, high, real = primals
-    shape = *V.shape[:2], -1
+    s, lines, low, high, real = primals
+    shape = *lines.problem.V.shape[:2], -1
+    sides = [with_implicit_derivative(z.reshape(shape), lines.problem, lines.at(s)) for z in (low, high)]
 
-    def fields(lines: Lines) -> Float[Array, "L r N"]:
-        return (lines.origin + s * lines.direction).reshape(shape)
-
-    sides = [with_implicit_derivative(z.reshape(shape), model, fields(lines), V, lines.y) for z in (low, high)]
-
-    def difference(model: Model, V: Float[Array, "L r r"], lines: Lines) -> Float[Array, " N"]:
-        low_energy, high_energy = (moreau(model, z, fields(lines), V, lines.y) for z in sides)
+    def difference(lines: FieldLines) -> Float[Array, " N"]:
+        low_energy, high_energy = (lines.problem.energy(z, lines.at(s)) for z in sides)
         return high_energy - low_energy
 
     slope = total(lines.normal * (sides[1] - sides[0]).reshape(low.shape))  # zero where a jump is just about to end
-    return derivative_along(difference, primals[1:4], tangents[1:4]) / jnp.where(real & (slope > 0), slope, jnp.inf)
+    return derivative_along(difference, primals[1:2], tangents[1:2]) / jnp.where(real & (slope > 0), slope, jnp.inf)
 
 
 def shifts(
-    model: Model, x: Overlaps, lines: Lines, gaps: Gaps, s: Float[Array, "places N"]
+    lines: FieldLines, gaps: Gaps, s: Float[Array, "places N"]
 ) -> tuple[Float[Array, "places N"], Float[Array, "places N"]]:
     """Return how far nodes at fields s move along their line, and how much their intervals stretch.
 
@@ -300,9 +266,9 @@ def shifts(
     rigidly with the nearest jump.
     """
     count = gaps.real.shape[0]
-    all_lines = tiled(lines, count)
+    all_lines = lines.tiled(count)
     low, high = (jnp.moveaxis(e.z, 0, 1).reshape(all_lines.origin.shape) for e in (gaps.left, gaps.right))
-    positions = _jump_positions(gaps.left.s.ravel(), model, x.V, all_lines, low, high, gaps.real.ravel())
+    positions = _jump_positions(gaps.left.s.ravel(), all_lines, low, high, gaps.real.ravel())
     move = (positions - lax.stop_gradient(positions)).reshape(count, -1)
     # Intervals from each jump to the next one, (P - 1, places, N).
     width = jnp.diff(gaps.left.s, axis=0)
@@ -344,118 +310,10 @@ def directions(
     return u / jnp.sqrt(jnp.sum(u**2, 0)), origin
 
 
-def line_nodes(
-    model: Model,
-    order: int = DEFAULT_ORDER,
-    *,
-    lines: int | None = None,
-    points: int | None = None,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    jumps: int | None = None,
-    direction: Real[AnyArray, "L r"] | Sequence[Sequence[float]] | None = None,
-    even: bool = False,
-    block: int | None = None,
-) -> Rule:
-    """Return a rule of lines that are broken where the proximal operator jumps: the precise rule.
-
-    With two teacher fields (L t = 2) and no noise, the lines form a product rule in the other dimensions. It has
-    `order` + 2 angles and 3 `order` radii of the teacher's fields, and order / 2 + 1 places across the lines in each
-    dimension. At the standard setting order 5 is right to 5e-4, 7 to 2e-4, 9 to 4e-5, 15 to 4e-6. Otherwise, or with
-    `lines`, the lines are scrambled Sobol points. Their errors are 4 to 12 times those of as many single nodes
-    (`sobol_nodes`), so they serve as a check of these.
-
-    Args:
-        model: gives the number of fields of a node, and the dtype.
-        order: order of the product rule.
-        lines: Sobol lines in a replicate, a power of two, instead of the product rule.
-        points: nodes on a line; by default order + 15, and 24 with Sobol lines.
-        seed: seed of all that differs between replicates: angles, places and lengths of the lines, or the scrambles.
-        replicates: independent copies; their scatter gives the error bar.
-        jumps: most jumps of a line; on a line with more, nodes at fixed places are searched for one by one. By default
-            L r + 1, or fewer if the points do not give two to each piece.
-        direction: direction of all lines in the space of the student's fields; by default each line follows the axis of
-            the double well at its teacher's fields. A jump surface parallel to the lines is resolved only as well as by
-            a rule of single nodes.
-        even: whether the product rule has the parity (h, y) -> (-h, -y) and y -> -y of the loss exactly, at twice the
-            nodes. Where both m and theta are free, a rule without it turns a pitchfork into an imperfect one.
-        block: nodes that are solved together; bounds the memory.
-
-    Raises:
-        InputError: a count is not a positive integer; `lines` is not a power of two; a piece of a line has fewer than
-            two points, or a line more than 256; the product rule has more than 2^24 nodes; the direction is zero or not
-            of shape (L, r); or there are too many lines for the memory.
-    """
-    counts = {"order": order, "lines": lines, "points": points, "jumps": jumps}
-    arguments = {name: count for name, count in counts.items() if count is not None}
-    check_arguments(model, block, replicates=replicates, seed=seed, **arguments)
-    even = as_flag(even, "even")
-    L, (r, t) = model.shape[0], model.columns
-    dtype, across = model.lam.dtype, L * r - 1
-    is_product = lines is None and L * t == 2 and not model.noise
-    points = points or (order + 15 if is_product else 24)
-    jumps = jumps or max(1, min(L * r + 1, points // 2 - 1))
-    floor = 2 * jumps + 2
-    require(floor <= points <= _MAX_POINTS, "points", points, f"from {floor} to {_MAX_POINTS}, with jumps={jumps}")
-    if direction is not None:
-        requirement = f"finite, not zero and of shape {(L, r)}"
-        direction = array_of(direction, "direction", requirement, lambda a: a.shape == (L, r) and np.any(a), ndim=2)
-    block = block or block_size()
-    fields, width = L * t + across, max(1, block // points)
-    if is_product:
-        # If the teacher's fields have means, averages are not even functions of their standard normals.
-        any_parity = even or model.teacher_mean is not None
-        size = _line_count(order, any_parity, across)
-        if size * points > MAX_NODES:
-            message = f"must be smaller, or lines=2048 given, got order={order} with {size * points} nodes, over 2^24"
-            raise InputError("order", message)
-        check_memory(size * fields, replicates, "order", order)
-        rng = np.random.default_rng([seed, 1])
-        candidates = (k for k in range(1, order + 1) if _line_count(k, any_parity, across) <= block_width(size, width))
-        orders = [order] * replicates + [max(candidates, default=1)]
-        sets = [_polar(k, across, any_parity, even, rng) for k in orders]
-    else:
-        size = lines or _SOBOL_LINES
-        coarse_lines = 2 ** (block_width(size, width).bit_length() - 1)
-        normals = [*sobol_normals(fields, size, seed, replicates, "lines")]
-        sets = [(a, np.full(a.shape[-1], 1 / a.shape[-1])) for a in (*normals, normals[0][:, :coarse_lines])]
-    arrays = _arrays(model, sets, seed, even, direction)
-
-    def take(index: slice | int) -> LineNodes:
-        selection = jax.tree.map(lambda a: jnp.asarray(a[index], dtype), arrays)
-        return LineNodes(**selection, points_per_line=points, jumps=jumps, block=block)
-
-    return Rule(take(slice(replicates)), take(replicates))
+NormalsAndWeights = tuple[Float[np.ndarray, "fields _"], Float[np.ndarray, " _"]]
 
 
-def _arrays(
-    model: Model,
-    sets: list[tuple[Float[np.ndarray, "fields _"], Float[np.ndarray, " _"]]],
-    seed: int,
-    even: bool,
-    direction: Float[np.ndarray, "L r"] | None,
-) -> dict[str, np.ndarray | None]:
-    """Return the arrays of `LineNodes` by name, given the normals and weights of all replicates, the coarse one last.
-
-    The coarse replicate is padded with lines of zero weight.
-    """
-    (L, (_, t)), size = (model.shape[0], model.columns), max(w.size for _, w in sets)
-    normals, weight = (
-        np.stack([np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, size - a.shape[-1])]) for a in arrays])
-        for arrays in zip(*sets, strict=True)
-    )
-    reach = np.random.default_rng([seed, 2]).uniform(*_REACH, (len(sets), 2))
-    return {
-        "teacher": normals[:, : L * t].reshape(len(sets), L, t, size),
-        "across": normals[:, L * t :],
-        "weight": weight,
-        "offset": np.random.default_rng([seed, 3]).uniform(-0.49, 0.49, weight.shape) * (not even),
-        "reach": np.mean(reach, 1, keepdims=True).repeat(2, 1) if even else reach,
-        "direction": None if direction is None else np.broadcast_to(direction, (len(sets), *direction.shape)),
-    }
-
-
-def _line_count(order: int, any_parity: bool, across: int) -> int:
+def line_count(order: int, any_parity: bool, across: int) -> int:
     """Return the number of lines of the product rule."""
     angles, radii, places = _counts(order, any_parity)
     return angles * radii * places**across
@@ -466,9 +324,7 @@ def _counts(order: int, any_parity: bool) -> tuple[int, int, int]:
     return ((order | 1) + 2) * (1 + any_parity), 3 * order, order // 2 + 1
 
 
-def _polar(
-    order: int, across: int, any_parity: bool, even: bool, rng: np.random.Generator
-) -> tuple[Float[np.ndarray, "fields N"], Float[np.ndarray, " N"]]:
+def polar(order: int, across: int, any_parity: bool, even: bool, rng: np.random.Generator) -> NormalsAndWeights:
     """Return normals and weights of the product rule.
 
     It has equal angles and Gauss-Legendre radii for the teacher's two fields, and is Gauss-Hermite across the lines. An
@@ -482,7 +338,7 @@ def _polar(
     end = rng.uniform(5.7, 7.2)
     radius, w_radius = (end * a for a in legendre(radii))
     w_radius = w_radius * radius * np.exp(-0.5 * radius**2)
-    x, w = special.roots_hermitenorm(places)
+    x, w = hermite(places)
     # A shift by a quarter of a spacing, or of a standard deviation if that is less, changes the sign of the error and
     # hardly its size.
     shift = 0.0 if even else rng.uniform(-0.25, 0.25) * np.min(np.diff(x), initial=1.0)

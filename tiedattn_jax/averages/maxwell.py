@@ -28,10 +28,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..base.arrays import either, indexed, ldl_solve, tiled, total
-from ..model.model import Model
 from .loops import counted, repeat
 from .minima import Origin, in_groups, lowest_minima
-from .moreau import expand, least_pivots
+from .moreau import ProxProblem
 from .prox import proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
@@ -45,14 +44,27 @@ _MIN_NEWTON, _MAX_NEWTON, _STEP_TOLERANCE = 2, 8, 1e-4
 _TANGENT_STEPS = 16  # Newton steps for a common tangent; so many are needed only where a jump is about to end
 
 
-class Lines(eqx.Module):
-    """N lines h(s) = origin + s direction in the student's fields, flattened over tokens and columns: n = L r."""
+class FieldLines(eqx.Module):
+    """Proximal problems on N lines h(s) = origin + s direction in the student's fields, flattened: n = L r."""
 
+    problem: ProxProblem  # that of all points of a line
     origin: Float[Array, "n N"]
     direction: Float[Array, "n N"]
     normal: Float[Array, "n N"]  # V^{-1} direction
-    y: Float[Array, "L t N"]  # teacher fields
     origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
+
+    def map_lines(self, fn: Callable[[Array], Array]) -> FieldLines:
+        """Return the problems on other lines: `fn` takes them out of an array (..., N)."""
+        parts = jax.tree.map(fn, (self.origin, self.direction, self.normal, self.origin_of_loss))
+        return FieldLines(self.problem.map_nodes(fn), *parts)
+
+    def tiled(self, count: int) -> FieldLines:
+        """Return the lines `count` times, one copy after the other."""
+        return self.map_lines(lambda a: tiled(a, count))
+
+    def at(self, s: Float[Array, " #N"] | Float[Array, ""]) -> Float[Array, "L r N"]:
+        """Return the student's fields at s."""
+        return (self.origin + s * self.direction).reshape(*self.problem.V.shape[:2], -1)
 
 
 class Section(eqx.Module):
@@ -128,28 +140,24 @@ class Section(eqx.Module):
         return Section.of(**{name: getattr(self, name) for name in names} | changes)
 
 
-def section(
-    model: Model, V: Float[Array, "L r r"], lines: Lines, t: Float[Array, " N"], z: Float[Array, "n N"]
-) -> Section:
+def section(lines: FieldLines, t: Float[Array, " N"], z: Float[Array, "n N"]) -> Section:
     """Take one Newton step towards the minimiser on the plane c . z = t.
 
     The errors of s = A'(t) and A are then of second order in the distance of z from the minimiser; that of A'' is of
     first order.
 
     Args:
-        model: gives `loss`.
-        V: response.
         lines: N lines.
         t: the planes.
         z: points on them.
     """
     c = lines.normal
-    e = expand(model, z, lines.origin, V, lines.y)
+    e = lines.problem.expand(z, lines.origin)
     # Adding a multiple of c c^T changes no step within the plane, and makes the matrix positive definite there.
     size = total(total(jnp.abs(e.hessian)))
     penalty = 2 * size / total(c**2)
     hessian = e.hessian + penalty * c[:, None] * c
-    floor = least_pivots(V)
+    floor = lines.problem.least_pivots()
     # Without the constraint, Newton's step would be -free_step. A multiple of H^{-1} c brings it back into the plane.
     free_step = ldl_solve(hessian, e.slope, floor)
     normal_step = ldl_solve(hessian, c, floor)
@@ -161,9 +169,7 @@ def section(
     return Section.of(t, z + step, normal_step / compliance, energy, s, slope, error)
 
 
-def trace(
-    model: Model, V: Float[Array, "L r r"], lines: Lines, start: Section, ts: Float[Array, "places N"]
-) -> Section:
+def trace(lines: FieldLines, start: Section, ts: Float[Array, "places N"]) -> Section:
     """Trace the profile: take sections at one t after the other, each from the tangent of the one before.
 
     Args:
@@ -175,15 +181,13 @@ def trace(
     """
 
     def body(last: Section, t: Float[Array, " N"]) -> tuple[Section, Section]:
-        point = section(model, V, lines, t, last.z + last.tangent * (t - last.t))
+        point = section(lines, t, last.z + last.tangent * (t - last.t))
         return point, point
 
     return lax.scan(body, start, ts)[1]
 
 
-def between(
-    model: Model, V: Float[Array, "L r r"], lines: Lines, profile: Section, t: Float[Array, "places N"]
-) -> Section:
+def between(lines: FieldLines, profile: Section, t: Float[Array, "places N"]) -> Section:
     """Return converged sections at any t within the profile, each started from the nearest point of the profile.
 
     Args:
@@ -198,9 +202,9 @@ def between(
     index = jnp.round((t - first) / (last - first) * (len(profile.t) - 1))
     neighbours = _take(profile, jnp.clip(index, 0, len(profile.t) - 1).astype(int))
 
-    def refine(lines: Lines, neighbours: Section, t: Float[Array, " N"]) -> Section:
+    def refine(lines: FieldLines, neighbours: Section, t: Float[Array, " N"]) -> Section:
         return repeat(
-            lambda e: section(model, V, lines, t, e.z),
+            lambda e: section(lines, t, e.z),
             neighbours.replace(z=neighbours.z + neighbours.tangent * (t - neighbours.t)),
             lambda e: ~e.settled,
             _MAX_NEWTON,
@@ -211,25 +215,24 @@ def between(
     if not counted():  # one place of all lines at a time, which the caches hold
         return lax.map(lambda starts: refine(lines, *starts), (neighbours, t))
     flat = Section(jnp.moveaxis(neighbours.rows, 0, 1).reshape(-1, count * size))
-    flat = refine(tiled(lines, count), flat, t.ravel())
+    flat = refine(lines.tiled(count), flat, t.ravel())
     return Section(jnp.moveaxis(flat.rows.reshape(-1, count, size), 1, 0))
 
 
-def searched(model: Model, V: Float[Array, "L r r"], lines: Lines, sections: Section) -> Section:
+def searched(lines: FieldLines, sections: Section) -> Section:
     """Search the proximal operator at the fields h(s) of the sections that are not `settled`, group by group.
 
     Only their `z` and `error` are replaced; t, the energy and its derivatives are not. The error is zero if the search
     converged, and infinite otherwise.
     """
-    (count, n, size), L, r = sections.z.shape, *V.shape[:2]
+    count, n, size = sections.z.shape
     lanes = count * size
     group = max(256, lanes // 16)
 
     def finish(take: Callable[[Array], Array]) -> tuple[Float[Array, "n group"], Bool[Array, " group"]]:
         """Return z of the lanes that `take` takes out of arrays (..., N) or (..., places N), see `in_groups`."""
-        s, group_lines = take(sections.s.ravel()), jax.tree.map(take, lines)
-        h = (group_lines.origin + s * group_lines.direction).reshape(L, r, -1)
-        z, converged = proximal(model, h, V, group_lines.y, group_lines.origin_of_loss)
+        members = lines.map_lines(take)
+        z, converged = proximal(members.problem, members.at(take(sections.s.ravel())), members.origin_of_loss)
         return z.reshape(n, -1), converged
 
     settled = sections.settled.ravel()
@@ -262,16 +265,12 @@ class Gaps(eqx.Module):
     fold: tuple[Float[Array, "P N"], Float[Array, "P N"]]
 
 
-def common_tangents(
-    model: Model, V: Float[Array, "L r r"], lines: Lines, profile: Section, count: int
-) -> tuple[Gaps, Bool[Array, " N"]]:
+def common_tangents(lines: FieldLines, profile: Section, count: int) -> tuple[Gaps, Bool[Array, " N"]]:
     """Find the intervals of t where the lower convex hull of a profile leaves it: there the proximal operator jumps.
 
     The points of the profile tell which intervals there are; Newton's method then finds their ends.
 
     Args:
-        model: gives `loss`.
-        V: response.
         lines: N lines.
         profile: sections at the points of a grid, see `energy_profile`.
         count: largest number P of intervals on a line.
@@ -311,12 +310,12 @@ def common_tangents(
     def touch(state: tuple[Any, Section]) -> tuple[Any, Section]:
         """Find the common tangents of interval number p of all lines."""
         p, pairs = state
-        new = _touch(model, V, tiled(lines, 2), *indexed((pairs, low, high), p))
+        new = _touch(lines.tiled(2), *indexed((pairs, low, high), p))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(is_real[p], b, a[p])), pairs, new)
 
     if counted():
-        all_lines = tiled(tiled(lines, count), 2)
-        new = _touch(model, V, all_lines, *jax.tree.map(_merged_jumps, (pairs, low, high)))
+        all_lines = lines.tiled(count).tiled(2)
+        new = _touch(all_lines, *jax.tree.map(_merged_jumps, (pairs, low, high)))
         pairs = either(is_real[:, None], _separate_jumps(new, count), pairs)
     else:
         # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
@@ -335,9 +334,7 @@ def _rounding(energy: Float[Array, "places N"]) -> Float[Array, " N"]:
 
 
 def _touch(
-    model: Model,
-    V: Float[Array, "L r r"],
-    lines: Lines,
+    lines: FieldLines,
     pair: Section,
     low: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
     high: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
@@ -356,7 +353,7 @@ def _touch(
         # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
         t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
-        return section(model, V, lines, t, pair.z + pair.tangent * (t - pair.t))
+        return section(lines, t, pair.z + pair.tangent * (t - pair.t))
 
     return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
 
@@ -380,30 +377,26 @@ def _separate_jumps(tree: PyTree[Shaped[Array, "... lanes"]], count: int) -> PyT
     )
 
 
-def energy_profile(model: Model, V: Float[Array, "L r r"], lines: Lines, reach: Float[Array, "2"]) -> Section:
+def energy_profile(lines: FieldLines, reach: Float[Array, "2"]) -> Section:
     """Return the profile A(t) of every line at evenly spaced t, traced from both ends.
 
     A trace may stay on a minimum of the plane that is no longer the lowest one. Where the two traces differ, the lower
     one is taken.
 
     Args:
-        model: gives `loss`.
-        V: response.
         lines: N lines.
         reach: how far the lines go below and above s = 0.
 
     Returns:
         Sections at `_GRID` places.
     """
-    L, r = V.shape[:2]
-    size = lines.y.shape[-1]
-    copies = tiled(lines, 2)
-    fields = jnp.concatenate([lines.origin + s * lines.direction for s in (-reach[0], reach[1])], -1)
-    z = lowest_minima(model, fields.reshape(L, r, -1), V, copies.y, origin=copies.origin_of_loss)[0].reshape(L * r, -1)
+    (n, size), copies = lines.origin.shape, lines.tiled(2)
+    ends_of_lines = jnp.concatenate([lines.at(s) for s in (-reach[0], reach[1])], -1)
+    z = lowest_minima(copies.problem, ends_of_lines, origin=copies.origin_of_loss)[0].reshape(n, -1)
     t, zero = jnp.sum(copies.normal * z, 0), jnp.zeros_like(z[0])
     ends = Section.of(t, z, jnp.zeros_like(z), zero, zero, zero, zero)
     grid = t[:size] + (t[size:] - t[:size]) * jnp.linspace(0.0, 1.0, _GRID, dtype=t.dtype)[:, None]
-    traces = trace(model, V, copies, ends, jnp.concatenate([grid, grid[::-1]], -1))
+    traces = trace(copies, ends, jnp.concatenate([grid, grid[::-1]], -1))
     forward, backward = _halves(traces)
     backward = indexed(backward, jnp.s_[::-1])
     swap = backward.energy < forward.energy - _rounding(forward.energy)

@@ -1,7 +1,7 @@
 """Minima of the proximal energy at every node, found by Newton's method from several starts.
 
 # notation: at a node, h (L, r) and y (L, t) are the fields of student and teacher, V (L, r, r) is the response, and the
-# energy of z (L, r) is ``1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(z, y)``, see `moreau`.
+# energy of z (L, r) is ``1/2 sum_l (z_l - h_l)^T V_l^{-1} (z_l - h_l) + loss(z, y)``, see `ProxProblem`.
 
 The energy may have several minima, each at the bottom of a well; the lowest one is the proximal operator. A *lane* is
 one descent, of one node from one start. Arrays carry the axis of the nodes, or of the lanes, last: `(L, r, N)`, see
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from ..base.arrays import definite, ldl_solve, matvec, precise, total
 from ..model.model import Model
 from .loops import counted, repeat
-from .moreau import expand, expansion_at_nodes, inverse_response, least_pivots
+from .moreau import ProxProblem, expansion_at_nodes, inverse_response
 
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
@@ -43,11 +43,7 @@ _UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is o
 
 
 def local_minima(
-    model: Model,
-    z: Float[Array, "L r N"],
-    h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
+    problem: ProxProblem, z: Float[Array, "L r N"], h: Float[Array, "L r N"]
 ) -> tuple[Float[Array, "L r N"], Float[Array, " N"]]:
     """Return the minimum that a descent from z reaches, and its energy, at every node.
 
@@ -56,11 +52,11 @@ def local_minima(
     """
     tol = 1e-5
     if counted():
-        return descend(model, z, h, V, y, tol)[:2]
-    z, energy, converged = descend(model, z, h, V, y, tol, _COMMON_STEPS)
+        return descend(problem, z, h, tol)[:2]
+    z, energy, converged = descend(problem, z, h, tol, _COMMON_STEPS)
 
     def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
-        return descend(model, take(z), take(h), V, take(y), tol)[:2]
+        return descend(problem.map_nodes(take), take(z), take(h), tol)[:2]
 
     z, energy = in_groups(finish, (z, energy), ~converged, _SLOW_GROUP)
     return z, energy
@@ -95,10 +91,8 @@ def origin_of(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> 
 
 
 def lowest_minima(
-    model: Model,
+    problem: ProxProblem,
     h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
     extra_starts: Float[Array, "starts L r N"] | None = None,
     origin: Origin | None = None,
 ) -> tuple[Float[Array, "L r N"], Float[Array, "L r N"], Float[Array, " N"]]:
@@ -111,11 +105,11 @@ def lowest_minima(
         origin: the `Origin`, if it is known already.
     """
     dtype = h.dtype
-    model, h, V, y, extra_starts, origin = jax.tree.map(
+    problem, h, extra_starts, origin = jax.tree.map(
         lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a,
-        (model, h, V, y, extra_starts, origin),
+        (problem, h, extra_starts, origin),
     )
-    z, energy, _ = minima_from_all_starts(model, h, V, y, extra_starts, 1e-3, origin)
+    z, energy, _ = minima_from_all_starts(problem, h, extra_starts, 1e-3, origin)
     lowest = pick(z, jnp.argmin(energy, 0))
     excess = jnp.where(jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
     second = pick(z, jnp.argmin(excess, 0))
@@ -123,10 +117,8 @@ def lowest_minima(
 
 
 def minima_from_all_starts(
-    model: Model,
+    problem: ProxProblem,
     h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
     extra: Float[Array, "extra L r N"] | None,
     tol: float,
     origin: Origin | None,
@@ -145,16 +137,16 @@ def minima_from_all_starts(
         tol: as in `descend`.
         origin: the `Origin`, if it is known already.
     """
-    L, r, size = h.shape
-    origin = origin_of(model, y, r, _POWER_STEPS) if origin is None else origin
+    model, (L, r, size) = problem.model, h.shape
+    origin = origin_of(model, problem.y, r, _POWER_STEPS) if origin is None else origin
     well = jnp.asarray(model.field_scale, h.dtype) * origin.axis
     other_starts = jnp.concatenate([jnp.stack([well, -well]), _flips(model, h), *([] if extra is None else [extra])])
 
     def relevance(energy: Float[Array, " N"]) -> Bool[Array, "other_starts N"]:
         """Return which other starts may lead to lower minima than those from h, whose energies are given."""
-        wells = jnp.tile(_wells_matter(model, h, V, origin), (2, 1))
+        wells = jnp.tile(_wells_matter(problem, h, origin), (2, 1))
         extra_matter = () if extra is None else (jnp.ones((len(extra), size), bool),)
-        return jnp.concatenate([wells, _flips_matter(model, h, V, energy), *extra_matter])
+        return jnp.concatenate([wells, _flips_matter(problem, h, energy), *extra_matter])
 
     def split(
         z: Float[Array, "L r lanes"], energy: Float[Array, " lanes"], converged: Bool[Array, " lanes"]
@@ -167,14 +159,14 @@ def minima_from_all_starts(
     if counted():
         count = 1 + len(other_starts)
         lanes = join(jnp.concatenate([h[None], other_starts]))
-        fields, teacher = jnp.tile(h, count), jnp.tile(y, count)
-        z, energy, converged = split(*descend(model, lanes, fields, V, teacher, tol))
+        repeat_nodes = functools.partial(jnp.tile, reps=count)
+        z, energy, converged = split(*descend(problem.map_nodes(repeat_nodes), lanes, repeat_nodes(h), tol))
         return z, energy.at[1:].set(jnp.where(relevance(energy[0]), energy[1:], jnp.inf)), converged
 
-    z, energy, converged = descend(model, h, h, V, y, tol, _COMMON_STEPS)
+    z, energy, converged = descend(problem, h, h, tol, _COMMON_STEPS)
 
     def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
-        return descend(model, take(lanes), take(h), V, take(y), tol)
+        return descend(problem.map_nodes(take), take(lanes), take(h), tol)
 
     lanes = join(jnp.concatenate([z[None], other_starts]))
     pending = jnp.concatenate([~converged[None], relevance(energy)]).ravel()
@@ -207,22 +199,20 @@ def _flips(model: Model, h: Float[Array, "L r N"]) -> Float[Array, "planes L r N
     return jnp.concatenate([h - 2 * normal_part, -h[None]]) if model.nonsmooth else h - normal_part
 
 
-def _wells_matter(
-    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], origin: Origin
-) -> Bool[Array, " N"]:
+def _wells_matter(problem: ProxProblem, h: Float[Array, "L r N"], origin: Origin) -> Bool[Array, " N"]:
     """Return the nodes that may have a second well, judged by the loss's gradient and Hessian at zero.
 
     The energy of an even loss has a single well or a double well along `Origin.axis`. It has a single one if its
     Hessian at zero is positive definite by some margin, see `_CONVEX_SHARE`, and the student's fields are not large. A
     loss with a slope at zero is not even; its nodes always count as possible double wells.
     """
-    may_split = ~definite(origin.curvature + inverse_response(V / _CONVEX_SHARE))
-    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _has_large_fields(model, h, 1.5)
+    may_split = ~definite(origin.curvature + inverse_response(problem.V / _CONVEX_SHARE))
+    return may_split | jnp.any(origin.slope != 0, (0, 1)) | _has_large_fields(problem.model, h, 1.5)
 
 
 @precise
 def _flips_matter(
-    model: Model, h: Float[Array, "L r N"], V: Float[Array, "L r r"], energy: Float[Array, " N"]
+    problem: ProxProblem, h: Float[Array, "L r N"], energy: Float[Array, " N"]
 ) -> Bool[Array, "planes N"]:
     """Return which starts of `_flips` may lead to a minimum lower than the known `energy`.
 
@@ -241,6 +231,7 @@ def _flips_matter(
     Args:
         energy: lowest energy known at each node.
     """
+    model, V, _ = problem
     normals, threshold = jnp.asarray(_plane_normals(h.shape[0]), h.dtype), jnp.asarray(model.field_scale, h.dtype) ** 2
     distance, spread = jnp.einsum("kl,lrn->krn", normals, h), jnp.einsum("kl,lrr->kr", normals**2, V)
     cost = jnp.min(0.5 * distance**2 / spread[..., None], 1)
@@ -334,23 +325,22 @@ def in_groups(
 
 
 def descend(
-    model: Model,
+    problem: ProxProblem,
     z: Float[Array, "L r N"],
     h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
     tol: float,
     steps: int = _MAX_STEPS,
     *,
     count: int | None = None,
 ) -> tuple[Float[Array, "L r N"], Float[Array, " N"], Bool[Array, " N"]]:
-    """Find local minima of `moreau` by safeguarded Newton steps, all lanes together.
+    """Find local minima of the energy by safeguarded Newton steps, all lanes together.
 
     A step uses the Hessian with its pivots made positive, so it always points downhill. Where the energy rose, the step
     is taken back and a quarter of it is tried next. Each step evaluates the loss, its gradient and its Hessian once.
 
     Args:
-        z: starts; model, h, V and y are those of `moreau`.
+        z: starts.
+        h: student fields.
         tol: a lane has converged when its Newton step is below this, relative to 0.1 + max |z|.
         steps: largest number of steps in a loop that ends by a condition.
         count: number of steps in a `counted` loop; by default `_COUNTED_STEPS`.
@@ -358,7 +348,7 @@ def descend(
     Returns:
         The minimisers, their energies, and whether they converged.
     """
-    centre, floor = h.reshape(-1, h.shape[-1]), least_pivots(V)
+    centre, floor = h.reshape(-1, h.shape[-1]), problem.least_pivots()
 
     def is_small(z: Float[Array, "n N"], step: Float[Array, "n N"]) -> Bool[Array, " N"]:
         return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
@@ -366,7 +356,7 @@ def descend(
     def body(state: tuple) -> tuple:
         z, energy, step, cut = state
         trial = z + cut * step
-        e = expand(model, trial, centre, V, y)
+        e = problem.expand(trial, centre)
         trial_energy, rounding = e.loss + e.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(e.loss) + e.quadratic)
         descends = trial_energy <= energy + rounding  # a rise within rounding is no reason to reject a step
         return (

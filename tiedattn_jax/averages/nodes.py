@@ -1,4 +1,4 @@
-"""Rules of single nodes: Sobol points, Monte Carlo, Gauss-Hermite.
+"""Replicates of single nodes, such as Sobol points.
 
 The minimiser jumps on a surface in the space of the fields. An average that is differentiated node by node misses the
 contribution of this surface when it moves; this module adds it. Where nothing jumps, the nodes move with the law of the
@@ -21,27 +21,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 from scipy import special
 
-from ..base.arrays import Number, apply, cholesky, inverse
-from ..base.errors import InputError, require
+from ..base.arrays import apply, cholesky, inverse
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
 from .fields import fields, whiten
-from .moreau import moreau
-from .prox import Prox, search, with_implicit_derivative
-from .rules import (
-    NODES,
-    REPLICATES,
-    Jumps,
-    Points,
-    Replicate,
-    Rule,
-    block_size,
-    block_width,
-    check_arguments,
-    check_memory,
-    coarse_size,
-    in_blocks,
-)
+from .moreau import ProxProblem, with_implicit_derivative
+from .prox import Prox, search
+from .rules import Fields, Jumps, Points, Replicate, Rule, block_size, block_width, check_memory, coarse_size, in_blocks
 
 # Variance of the pathwise estimator (nodes move) over that of the score-function estimator (weights change), per
 # fraction of nodes near a jump divided by bandwidth^2. Measured for d/d sigma on 2^12 Sobol points with a bandwidth of
@@ -90,7 +76,7 @@ class Nodes(Replicate):
 
     def search(self, model: Model, x: Overlaps, block: Block) -> Prox:
         h, y = fields(model, x, block.student, block.teacher)
-        return search(model, h, x.V, y)
+        return search(ProxProblem(model, x.V, y), h)
 
     def points(self, model: Model, x: Overlaps, block: Block, result: Prox) -> Points:
         student, teacher, weight = block
@@ -101,7 +87,7 @@ class Nodes(Replicate):
         width = lax.stop_gradient(bandwidth * _slope_of_gap(model, x, result))
         h, log_density = _partial_fields(model, x, h, y, _carried(result.gap < width, weight, bandwidth))
         weight = weight * jnp.exp(log_density)
-        z = with_implicit_derivative(result.z, model, h, x.V, y)
+        z = with_implicit_derivative(result.z, ProxProblem(model, x.V, y), h)
         no_jumps = Jumps(jnp.zeros(0, weight.dtype), z[..., :0])
         student = whiten(model, x, h, y)[0]
         points = Points(student, teacher, weight, z, result.converged, result.gap, no_jumps)
@@ -155,7 +141,8 @@ def _append_copies(
     lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
     pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
     h, y, second, z, width = map(pick, (h, y, second, lax.stop_gradient(points.z), width))
-    gap = moreau(model, second, h, x.V, y) - moreau(model, z, h, x.V, y)
+    problem = ProxProblem(model, x.V, y)
+    gap = problem.energy(second, h) - problem.energy(z, h)
     is_node = lanes < size
     weight = jnp.where(is_node, pick(points.weight), 0.0)
     width = jnp.where(is_node, width, 1.0)
@@ -188,29 +175,8 @@ def _delta(gap: Float[Array, " N"], width: Float[Array, " N"]) -> Float[Array, "
     return 0.75 * (1 - jnp.clip(gap / width, 0.0, 1.0) ** 2) / width
 
 
-def sobol_nodes(
-    model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
-) -> Rule:
-    """Return a rule of scrambled Sobol points, mapped to Gaussians by the inverse cumulative distribution.
-
-    Args:
-        model: gives the number of fields of a node, L (r + t), and the dtype.
-        n: nodes in a replicate, a power of two.
-        seed: seed of the scrambles.
-        replicates: independent scrambles; their scatter gives the error bar.
-        block: nodes that are solved together; bounds the memory.
-
-    Raises:
-        InputError: `n` not a power of two, `replicates`, `block` or `seed` out of range, or too many nodes for the
-            memory.
-    """
-    check_arguments(model, block, n=n, replicates=replicates, seed=seed)
-    normals = sobol_normals(_dimension(model), n, seed, replicates)
-    return _rule(model, normals, np.full((replicates, n), 1 / n), block)
-
-
 def sobol_normals(
-    dimension: int, n: int, seed: int, replicates: int, name: str = "n"
+    dimension: int, n: int, seed: int, replicates: int, name: str
 ) -> Float[np.ndarray, "{replicates} {dimension} {n}"]:
     """Return scrambled Sobol points as standard normals.
 
@@ -218,12 +184,8 @@ def sobol_normals(
         name: name of the argument `n` in errors.
 
     Raises:
-        InputError: `n` not a power of two, above 2^30, or more points than fit into the memory.
+        InputError: there are more points than fit into the memory.
     """
-    if n & (n - 1):
-        power = 2 ** (int(n).bit_length() - 1)
-        raise InputError(name, f"must be a power of two for Sobol points, got {name}={n}: use {power} or {2 * power}")
-    require(n <= 2**30, name, n, "at most 2^30 for Sobol points")
     check_memory(n * dimension, replicates, name, n)
     from scipy.stats import qmc  # not at the top: its import takes half as long as that of jax
 
@@ -236,74 +198,8 @@ def sobol_normals(
     return np.stack(scrambles)
 
 
-def monte_carlo_nodes(
-    model: Model, n: int = NODES, *, seed: int = 0, replicates: int = REPLICATES, block: int | None = None
-) -> Rule:
-    """Return a Monte Carlo rule: `n` independent Gaussian draws in each replicate.
-
-    Arguments and errors are those of `sobol_nodes`, but `n` need not be a power of two.
-    """
-    check_arguments(model, block, n=n, replicates=replicates, seed=seed)
-    check_memory(n * _dimension(model), replicates, "n", n)
-    rng = np.random.default_rng(seed)
-    draws = rng.standard_normal((replicates, _dimension(model), n))
-    return _rule(model, draws, np.full((replicates, n), 1 / n), block)
-
-
-def gauss_hermite_nodes(
-    model: Model,
-    order: int = 16,
-    *,
-    least_weight: Number = 0.0,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    block: int | None = None,
-) -> Rule:
-    """Return a tensor Gauss-Hermite rule with `order` points in each of the L (r + t) fields.
-
-    The Gaussian law is invariant under rotations, so the replicates are the grid itself and randomly rotated copies.
-    Their scatter measures what the grid does not resolve. The rule is exact for polynomials up to degree 2 order - 1.
-
-    Args:
-        least_weight: nodes with a smaller weight are left out, for functions that are bounded. In four fields, at order
-            12, 1e-10 leaves out 58 % of the nodes, which have 1e-7 of the weight.
-
-    Raises:
-        InputError: `order` is below one, the grid has more than 2^24 nodes, or `least_weight` is not in [0, 1e-6];
-            otherwise as in `sobol_nodes`.
-    """
-    check_arguments(model, block, order=order, replicates=replicates, seed=seed)
-    dim = _dimension(model)
-    requirement = f"at most {int(2 ** (24 / dim))} for a grid of 2^24 nodes in {dim} fields"
-    require(order**dim <= 2**24, "order", order, requirement)
-    check_memory(order**dim * dim, replicates, "order", order)
-    from scipy.stats import ortho_group  # not at the top, see `sobol_normals`
-
-    require(0 <= least_weight <= 1e-6, "least_weight", least_weight, "from 0 to 1e-6")
-    grid, weight = hermite_grid(order, dim)
-    grid, weight = grid[:, weight >= least_weight], weight[weight >= least_weight]
-    weight = weight / weight.sum()
-    rng = np.random.default_rng(seed)
-    rotations = [np.eye(dim)] + [ortho_group.rvs(dim, random_state=rng) for _ in range(replicates - 1)]
-    normals, weights = np.stack([t @ grid for t in rotations]), np.tile(weight, (replicates, 1))
-    return _rule(model, normals, weights, block, nested=False)  # no part of a tensor grid is a rule
-
-
-def hermite_grid(
-    order: int, dimension: int
-) -> tuple[Float[np.ndarray, "{dimension} {order**dimension}"], Float[np.ndarray, " {order**dimension}"]]:
-    """Return the normals of a tensor Gauss-Hermite rule, and weights that sum to one."""
-    x, w = special.roots_hermitenorm(order)
-    index = np.indices((order,) * dimension).reshape(dimension, order**dimension)
-    return x[index], np.prod((w / w.sum())[index], 0)
-
-
-def _dimension(model: Model) -> int:
-    return model.shape[0] * sum(model.columns)
-
-
-def _rule(
-    model: Model,
+def single_nodes(
+    fields: Fields,
     normals: Float[np.ndarray, "R fields N"],
     weight: Float[np.ndarray, "R N"],
     block: int | None,
@@ -315,8 +211,7 @@ def _rule(
         nested: whether the first nodes are a rule by themselves, as Sobol points are. They then form the coarse
             replicate; otherwise all nodes of the first replicate do.
     """
-    L, (r, t) = model.shape[0], model.columns
-    dtype = model.lam.dtype
+    L, r, t = fields.shape
     teacher, student = normals[:, : L * t], normals[:, L * t :]
     size = normals.shape[-1]
     student, teacher = (a.reshape(len(normals), L, -1, size) for a in (student, teacher))
@@ -324,7 +219,7 @@ def _rule(
     coarse_weight = np.where(np.arange(size) < count, weight[0], 0.0)
 
     def nodes(**arrays: np.ndarray) -> Nodes:
-        return Nodes(**{k: jnp.asarray(a, dtype) for k, a in arrays.items()}, block=block or block_size(L * r))
+        return Nodes(**{k: jnp.asarray(a, fields.dtype) for k, a in arrays.items()}, block=block or block_size(L * r))
 
     coarse = nodes(student=student[0], teacher=teacher[0], weight=coarse_weight / coarse_weight.sum())
     return Rule(nodes(student=student, teacher=teacher, weight=weight), coarse)

@@ -19,12 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ..base.arrays import ldl_solve, matvec
-from ..base.derivatives import derivative_along, with_tangent
-from ..model.model import Model
 from .loops import counted
 from .minima import REFINE_STEPS, Origin, descend, lowest_minima, minima_from_all_starts, newton_tolerance, pick
-from .moreau import moreau_hessian, prox_gradient
+from .moreau import ProxProblem, with_implicit_derivative
 
 
 class Prox(eqx.Module):
@@ -37,11 +34,7 @@ class Prox(eqx.Module):
 
 
 def prox(
-    model: Model,
-    h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
-    extra_starts: Float[Array, "starts L r N"] | None = None,
+    problem: ProxProblem, h: Float[Array, "L r N"], extra_starts: Float[Array, "starts L r N"] | None = None
 ) -> Prox:
     """Return the proximal operator of the loss at `N` nodes, with its derivative by the implicit function theorem.
 
@@ -49,64 +42,35 @@ def prox(
     an average has one more term, which no derivative taken node by node contains.
 
     Args:
-        model: gives `loss(Z, Y)`.
+        problem: the loss, the response, positive definite for every token, and the teacher's fields.
         h: student fields.
-        V: response, positive definite for every token.
-        y: teacher fields.
         extra_starts: optional extra starts, for instance the minimisers of a neighbouring problem.
 
     Returns:
-        A `Prox`; differentiable in the model's numbers, `h`, `V` and `y` in both modes.
+        A `Prox`; differentiable in the model's numbers, the response and the fields in both modes.
     """
-    minima = search(*lax.stop_gradient((model, h, V, y)), extra_starts)
-    return eqx.tree_at(lambda p: p.z, minima, with_implicit_derivative(minima.z, model, h, V, y))
-
-
-def prox_jacobian(
-    model: Model, z: Float[Array, "L r N"], V: Float[Array, "L r r"], y: Float[Array, "L t N"]
-) -> Float[Array, "L*r L*r N"]:
-    """Return dz/dh of the proximal operator on its own sheet, tokens outermost."""
-    hess, precision = moreau_hessian(model, z, V, y)
-    return ldl_solve(hess, jnp.broadcast_to(precision, hess.shape))
-
-
-@with_tangent
-def with_implicit_derivative(primals: tuple, tangents: tuple) -> Float[Array, "L r N"]:
-    """Return solved minimisers `z` (L, r, N) with their derivative in the model's numbers, `h`, `V` and `y`."""
-    z, model, _, V, y = primals
-    force = derivative_along(lambda model, *p: prox_gradient(model, z, *p), primals[1:], tangents[1:])
-    hess, _ = moreau_hessian(model, z, V, y)
-    # Invert rather than solve: many tangents then share one inverse.
-    unit = jnp.broadcast_to(jnp.eye(len(hess), dtype=z.dtype)[..., None], hess.shape)
-    return -matvec(ldl_solve(hess, unit), force.reshape(len(hess), -1)).reshape(z.shape)
+    minima = search(*lax.stop_gradient((problem, h)), extra_starts)
+    return eqx.tree_at(lambda p: p.z, minima, with_implicit_derivative(minima.z, problem, h))
 
 
 def search(
-    model: Model,
-    h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
-    extra_starts: Float[Array, "starts L r N"] | None = None,
+    problem: ProxProblem, h: Float[Array, "L r N"], extra_starts: Float[Array, "starts L r N"] | None = None
 ) -> Prox:
     """Return `prox` without derivatives."""
     # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
-    lowest, second, gap = lowest_minima(model, h, V, y, extra_starts)
-    z, _, converged = descend(model, lowest, h, V, y, newton_tolerance(h.dtype), count=REFINE_STEPS)
+    lowest, second, gap = lowest_minima(problem, h, extra_starts)
+    z, _, converged = descend(problem, lowest, h, newton_tolerance(h.dtype), count=REFINE_STEPS)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
 
 def proximal(
-    model: Model,
-    h: Float[Array, "L r N"],
-    V: Float[Array, "L r r"],
-    y: Float[Array, "L t N"],
-    origin: Origin | None = None,
+    problem: ProxProblem, h: Float[Array, "L r N"], origin: Origin | None = None
 ) -> tuple[Float[Array, "L r N"], Bool[Array, " N"]]:
     """Return only the proximal operator, without derivatives, and whether the search converged."""
     if counted():  # search from every start in single precision, then refine the lowest minimum
-        start = lowest_minima(model, h, V, y, origin=origin)[0]
-        z, _, converged = descend(model, start, h, V, y, newton_tolerance(h.dtype), count=REFINE_STEPS)
+        start = lowest_minima(problem, h, origin=origin)[0]
+        z, _, converged = descend(problem, start, h, newton_tolerance(h.dtype), count=REFINE_STEPS)
         return z, converged
-    z, energy, converged = minima_from_all_starts(model, h, V, y, None, newton_tolerance(h.dtype), origin)
+    z, energy, converged = minima_from_all_starts(problem, h, None, newton_tolerance(h.dtype), origin)
     lowest = jnp.argmin(energy, 0)
     return pick(z, lowest), pick(converged, lowest)

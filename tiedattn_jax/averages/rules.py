@@ -1,6 +1,4 @@
-"""Default sizes of the averages, in nodes of a replicate, each with its reason.
-
-Averaging rules: independent replicates of a set of nodes, and the points that each replicate gives at a state.
+"""Averaging rules: independent replicates of a set of nodes, and the points that each replicate gives at a state.
 
 A `Rule` holds independent replicates, whose scatter gives the error bar. A `Replicate` splits its nodes into blocks, so
 that a block bounds the memory and not the number of nodes. For one block at one state it gives the `Points`: standard
@@ -11,19 +9,23 @@ point contains this dependence. A new kind of replicate therefore has to say how
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
+from scipy import special
 
 from ..base.arrays import indexed, zeros
-from ..base.errors import InputError, require, require_count, require_kind, require_memory
+from ..base.errors import InputError, require_kind, require_memory
 from ..base.report import Description, Printed
 from ..model.model import Model
 from ..model.overlaps import Overlaps
@@ -31,28 +33,13 @@ from .loops import counted
 
 REPLICATES = 4  # the fewest that give a useful error bar: by Student's law it is 1.65 standard errors
 # Nodes in memory together. A CPU takes as many as its caches hold; with twice as many it takes 20 % longer. The number
-# for accelerators is a guess. To measure it, time one `image_and_jacobian` per node of `sobol_nodes(model, 2**20)` for
+# for accelerators is a guess. To measure it, time one `image_and_jacobian` per node of `Sobol(2**20)` for
 # blocks of 2^15 to 2^20, and take the smallest block within 10 % of the fastest.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
 WIDE_BLOCK = 2**10  # beyond two fields, to be divided by their number, so that Hessians stay in the caches
 # Nodes of the coarse replicate. It is smaller beyond two fields, where its 25 evaluations, far from the state, cost
 # more than all the others.
 COARSE_NODES, WIDE_COARSE_NODES = 2**13, 2**10
-# Nodes of a rule of single nodes. Errors are 5e-4 in q and 3e-3 in V where the proximal operator jumps.
-NODES = 2**16
-# The same for a state that the default lines do not resolve: a quarter of the time of `NODES`.
-FALLBACK_NODES = 2**14
-
-# Sizes of the default rule by use. Relative errors of the order parameters at the standard setting are 5e-4 with 6,300
-# nodes (order 5, the smallest), 2e-4 with 16,632 (order 7), and 4e-5 with 35,640 (order 9).
-SIZES = {
-    "solve": 2**15,  # one state, and alpha_c to 8e-6
-    "transition": 2**14,  # alpha_c on the command line: to 6e-5, in half the time
-    "instances": 2**14,  # comparison with instances of finite size, whose scatter is larger
-    "path": 2**13,  # a path in arclength, whose Newton steps all need the full Jacobian
-    "curve": 2**12,  # curves for plots
-    "grid": 2**11,  # hundreds of cells; losses are stationary, so their error is of second order
-}
 
 
 def block_size(fields: int = 2) -> int:
@@ -252,32 +239,54 @@ def block_width(size: int, most: int) -> int:
     return -(-size // -(-size // most))
 
 
-def check_rule(rule: Any, model: Model) -> None:
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a sentence that an average is over: all that the makers of nodes need of a model."""
+
+    tokens: int
+    student: int  # fields of a token: columns of the student
+    teacher: int  # columns of the teacher, and fields of noise
+    dtype: np.dtype
+    nonsmooth: bool = False  # whether the loss has kinks
+    noise: bool = False  # whether some of the teacher's fields are noise
+    means: bool = False  # whether the teacher's fields have means; averages are then not even in their normals
+
+    @classmethod
+    def of(cls, model: Model | Fields, student: int | None = None) -> Fields:
+        """Return the fields of a model.
+
+        Args:
+            student: other number of student fields, for averages over other fields than those of the model's student.
+        """
+        if isinstance(model, Fields):
+            return model
+        require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+        r, t = model.columns
+        means = model.teacher_mean is not None
+        student = r if student is None else student
+        return cls(model.shape[0], student, t, model.lam.dtype, model.nonsmooth, model.noise > 0, means)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(L, r, t): tokens, student fields and teacher fields."""
+        return self.tokens, self.student, self.teacher
+
+    @property
+    def count(self) -> int:
+        """Number of fields of a sentence, L (r + t)."""
+        return self.tokens * (self.student + self.teacher)
+
+
+def check_rule(rule: Any, model: Model | Fields) -> None:
     """Raise an `InputError` about "nodes" unless `rule` is an averaging rule that is made for such a model."""
-    require_kind(rule, "nodes", Rule, "an averaging rule, such as default_nodes(model)")
-    nodes_shape, model_shape = rule.stack.shape, (model.shape[0], *model.columns)
-    if nodes_shape != model_shape:
-        raise InputError(
-            "nodes", f"must be made for this model, of shape (L, r, t) = {model_shape}, got nodes for {nodes_shape}"
-        )
+    require_kind(rule, "nodes", Rule, "an averaging rule, such as Lines(9).rule(model)")
+    fields = Fields.of(model)
+    if rule.stack.shape != fields.shape:
+        text = f"must be made for this model, of shape (L, r, t) = {fields.shape}, got nodes for {rule.stack.shape}"
+        raise InputError("nodes", text)
     dtype = jax.tree.leaves(rule.stack)[0].dtype
-    if dtype != model.lam.dtype:
-        raise InputError("nodes", f"must be {model.lam.dtype} like the model, got {dtype}: make them with this model")
-
-
-def check_arguments(model: Any, block: Any, **counts: Any) -> None:
-    """Check the arguments that all rules have.
-
-    Raises:
-        InputError: `model` is no `Model`; a count is not a positive integer; the seed is not in [0, 2^63); `block` is
-            neither None nor a positive integer.
-    """
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
-    for name, value in counts.items():
-        require_count(value, name, 0 if name == "seed" else 1)
-    require(counts["seed"] < 2**63, "seed", counts["seed"], "below 2^63")
-    if block is not None:
-        require_count(block, "block")
+    if dtype != fields.dtype:
+        raise InputError("nodes", f"must be {fields.dtype} like the model, got {dtype}: make them with this model")
 
 
 def check_memory(numbers: int, replicates: int, argument: str, value: int) -> None:
@@ -285,3 +294,24 @@ def check_memory(numbers: int, replicates: int, argument: str, value: int) -> No
     replicate_bytes = 32.0 * numbers  # four copies
     require_memory(replicate_bytes, argument, value, "the nodes of a replicate")
     require_memory(replicate_bytes * replicates, "replicates", replicates, "the nodes")
+
+
+@functools.cache
+def legendre(count: int) -> tuple[Float[np.ndarray, " {count}"], Float[np.ndarray, " {count}"]]:
+    """Return Gauss-Legendre nodes and weights on [0, 1]."""
+    x, w = np.polynomial.legendre.leggauss(count)
+    return 0.5 * (x + 1), 0.5 * w
+
+
+def hermite(count: int) -> tuple[Float[np.ndarray, " {count}"], Float[np.ndarray, " {count}"]]:
+    """Return Gauss-Hermite nodes and weights of the standard normal law; the sum of the weights is not one."""
+    return special.roots_hermitenorm(count)
+
+
+def hermite_grid(
+    order: int, dimension: int
+) -> tuple[Float[np.ndarray, "{dimension} {order**dimension}"], Float[np.ndarray, " {order**dimension}"]]:
+    """Return the normals of a tensor Gauss-Hermite rule, and weights that sum to one."""
+    x, w = hermite(order)
+    index = np.indices((order,) * dimension).reshape(dimension, order**dimension)
+    return x[index], np.prod((w / w.sum())[index], 0)

@@ -23,7 +23,6 @@ accurate to 1e-11 for any c.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -33,11 +32,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..averages.fields import teacher_fields
-from ..averages.nodes import sobol_nodes
-from ..averages.recipes import smooth_nodes
-from ..averages.rules import Replicate, Rule
+from ..averages.rules import Replicate, legendre
 from ..base.arrays import apply, cholesky, inverse, precise, solve
-from ..model.law import SpectralLaw
 from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric
 from ..theory.observables import target_at_nodes
@@ -46,49 +42,6 @@ from ..theory.potentials import over_nodes
 _LARGEST = 10.0  # beyond x = 10 the sign is known but for a probability of exp(-50)
 _RADII = 48  # nodes of x, in the closed form
 _STEP, _RANGE = 0.2, 9.0  # trapezoidal rule of a; it converges exponentially
-# A tensor grid without its smallest weights. At the standard setting the test error is then
-# accurate to 3e-6.
-_ORDER, _LEAST_WEIGHT = 12, 1e-10
-_NODES, _GRID_NODES = 2**13, 2**11  # fewer where each label has a grid of preimages
-
-
-class PosteriorPair(Model):
-    """A model whose student is a second teacher: another draw from the posterior of the first one.
-
-    It gives averaging rules their fields: ``ta.sobol_nodes(ta.posterior_pair(model), 2**16)``. Its loss is the squared
-    difference of two targets; on average over two such draws it is twice the test error of the optimal predictor.
-    """
-
-    base: Model
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        L, _, t = self.base.shape
-        return L, t + self.base.noise, t
-
-    @property
-    def noise(self) -> int:
-        return self.base.noise
-
-    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], *noise: Float[Array, "L k"]) -> Float[Array, ""]:
-        difference = self.base.target(*self.base.label(Z)) - self.base.target(Y, *noise)
-        return 0.5 * jnp.sum(self.base.trace * difference**2)
-
-    def law(self) -> SpectralLaw:
-        return self.base.law()
-
-
-def posterior_pair(model: Model) -> PosteriorPair:
-    """Return the pair of teachers that averaging rules for `bayes` are made for."""
-    return PosteriorPair(base=model, lam=model.lam)
-
-
-def default_rule(model: Model, closed_form: bool, spacing: float) -> Rule:
-    """Return the default averages: a tensor grid where only smooth functions of few fields are averaged, else Sobol."""
-    pair = posterior_pair(model)
-    if closed_form:
-        return smooth_nodes(pair, _ORDER, _NODES, least_weight=_LEAST_WEIGHT, replicates=3)
-    return sobol_nodes(pair, _GRID_NODES if spacing else _NODES)
 
 
 def log_evidence(label: Preimages, w: Float[Array, "L t"], V: Float[Array, "L t t"]) -> Float[Array, ""]:
@@ -214,16 +167,9 @@ def free_entropy(
     return -0.5 * jnp.sum(hats * x.q) + prior(model, hats) + alpha * evidence
 
 
-@cache
-def _unit_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Gauss-Legendre nodes and weights on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(order)
-    return (x + 1) / 2, w / 2
-
-
 def chi_rule(L: int, reach: Float[Array, ""], order: int) -> tuple[Float[Array, " {order}"], Float[Array, " {order}"]]:
     """Return nodes and weights of averages over the chi law of L degrees, up to the radius `reach`."""
-    unit, weight = (jnp.asarray(a, reach.dtype) for a in _unit_rule(order))
+    unit, weight = (jnp.asarray(a, reach.dtype) for a in legendre(order))
     chi = reach * unit
     density = chi ** (L - 1) * jnp.exp(-(chi**2) / 2) / (2 ** (L / 2 - 1) * math.gamma(L / 2))
     return chi, reach * weight * density

@@ -19,7 +19,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_recipe
+from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
 from ..base.report import MeanField, Replicated, Row, Status, picture
@@ -31,11 +32,9 @@ from .channel import (
     Channel,
     Posterior,
     channel,
-    default_rule,
     free_entropy,
     gen_error,
     posterior,
-    posterior_pair,
     sign_channel,
 )
 
@@ -127,7 +126,7 @@ class BayesPoint(Replicated):
     )
 
 
-def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | None = None) -> BayesPoint:
+def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None = None) -> BayesPoint:
     """Solve for the Bayes-optimal learner: it knows the law of the data and of the teacher, and the form of the target.
 
     Its test error is a lower bound for that of every learner. The labels reveal the target's attention matrix, so that
@@ -140,8 +139,8 @@ def bayes(model: Model, alpha: Any, *, nodes: Rule | None = None, start: str | N
     Args:
         model: the data and the target; `lam` and a ridge do not matter.
         alpha: samples per dimension, n / d.
-        nodes: averages, made for ``ta.posterior_pair(model)``. By default a tensor grid if labels give the teacher's
-            fields up to a sign and there are few fields, else 2^13 Sobol points.
+        nodes: recipe of the averages over two draws of the teacher's fields, or number of nodes. By default a tensor
+            grid if labels give the teacher's fields up to a sign and there are few fields, else 2^13 Sobol points.
         start: "uninformed" for the state that message passing reaches from a random start, "informed" for the one that
             it reaches from the teacher. By default both are solved, and the one with the larger free entropy, which is
             the optimal one, is returned; `hard` says whether they differ.
@@ -230,12 +229,13 @@ def has_closed_form(model: Model) -> bool:
     return is_concrete(gamma) and bool(np.all(np.asarray(gamma) == np.asarray(gamma)[:, :1]))
 
 
-def averages_of(model: Model, nodes: Rule | None) -> Rule:
-    """Return the averages that `nodes` asks for, checked, or the default ones."""
-    if nodes is None:
-        return default_rule(model, has_closed_form(model), jax.eval_shape(_label, model).spacing)
-    check_rule(nodes, posterior_pair(model))
-    return nodes
+def averages_of(model: Model, nodes: AnyNodes) -> Rule:
+    """Return the averages that `nodes` asks for, over two draws of the teacher's fields from the same posterior."""
+    fields = Fields.of(model, student=model.columns[1])
+    if has_closed_form(model):  # only the test error is averaged over nodes
+        return make_rule(nodes, fields, smooth_recipe(fields, "optimal"))
+    size = "label grids" if jax.eval_shape(_label, model).spacing else "labels"
+    return make_rule(nodes, fields, Sobol(SOBOL_SIZES[size]))
 
 
 @program

@@ -22,6 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..averages.program import program
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
@@ -57,7 +58,7 @@ class Recovery(Threshold):
         return description._replace(numbers=[*description.numbers, row])
 
 
-def weak_recovery(model: Model, nodes: Rule | None = None) -> Threshold:
+def weak_recovery(model: Model, nodes: AnyNodes = None) -> Threshold:
     """Return the alpha below which the labels say nothing of the teacher's direction, even to an optimal learner.
 
     Above it the state without overlap is unstable: any small overlap grows. With the Hessian G of the log evidence of a
@@ -115,7 +116,7 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
     return over_nodes(model, replicate, block_sum)
 
 
-def perfect_recovery(model: Model, nodes: Rule | None = None) -> Recovery:
+def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Recovery:
     """Return the alpha above which the teacher is recovered exactly, for exact labels that give fields up to a sign.
 
     It is 1 / L: n sentences give n L numbers, and the teacher has d. Message passing from a random start reaches it
@@ -142,7 +143,7 @@ def perfect_recovery(model: Model, nodes: Rule | None = None) -> Recovery:
     )
 
 
-THRESHOLDS: dict[str, Callable[[Model, Rule | None], Threshold]] = {
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = {
     "weak_recovery": weak_recovery,
     "perfect_recovery": perfect_recovery,
 }
@@ -162,7 +163,7 @@ def _alphas(model: Model) -> Float[Array, " Q"]:
     return jax.lax.map(alpha, log_odds)
 
 
-def spectral_overlap(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Average:
+def spectral_overlap(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> Average:
     """Return the cosine between the leading eigenvector of the spectral start and the teacher, for large d.
 
     With ``G_V = V G (c + (1 - V) G)^{-1}`` and V in (0, 1) from ``alpha E tr(G_V G) = 1`` it is the root of

@@ -16,15 +16,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from ..averages.nodes import sobol_nodes
-from ..averages.recipes import default_nodes
-from ..averages.rules import REPLICATES, SIZES, Rule
+from ..averages.recipes import SIZES, Sobol, default_recipe
+from ..averages.rules import REPLICATES, Rule
 from ..base.errors import InputError, require_memory
 from ..model.layers import LAYERS, AttentionLayer, DotProduct
 from ..model.penalties import L1
 
 NUMBERS = ("omega", "sigma", "lam")  # numbers of the model that are options and can be axes of a diagram
-RULES = {"lines": default_nodes, "sobol": sobol_nodes}
+RULES: dict[str, Callable[..., Rule]] = {
+    "lines": lambda model, n, **options: default_recipe(model, n, **options).rule(model),
+    "sobol": lambda model, n, **options: Sobol(n, **options).rule(model),
+}
 _MAX_INTEGER = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
 _MAX_NODES = 2**24  # largest number of nodes of a product rule
 _NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty nodes or more; Sobol points are copied

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .. import counting
-from ..averages.rules import SIZES
+from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, make_folder
 from ..base.report import Status

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..averages.rules import SIZES
+from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, pack
 from ..bayes.fixed_points import bayes

@@ -25,8 +25,8 @@ from jaxtyping import Array, Float, Int
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.program import at_top_level, program
-from ..averages.recipes import smooth_nodes
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, indexed, inverse
 from ..base.errors import (
     InputError,
@@ -50,8 +50,6 @@ from .flow import directions_of, encodings_on_directions, forces, integrated, re
 from .sgd import Crossing, first_crossing
 
 MECHANISMS = "encodings", "teacher"
-_ORDER, _REPLICATES, _NODES = 10, 2, 2**13
-_LEAST_WEIGHT = 1e-10  # of nodes of the grid
 _TOL = 1e-4  # error of the steps, relative to the variances, above which they do not resolve them
 _MOST = 64  # steps between two points: the most that are tried
 
@@ -186,7 +184,7 @@ def emergence(
     *,
     kappa: Any = 0.0,
     orthogonal: bool = False,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     points: int = 51,
     steps: int | None = None,
 ) -> Emergence:
@@ -200,7 +198,8 @@ def emergence(
         kappa: ridge per sample.
         orthogonal: whether the student starts exactly orthogonal to the teacher and the encodings, instead of with the
             overlaps of a random student.
-        nodes: averages; by default a tensor grid for up to four fields, else 2^13 Sobol points.
+        nodes: recipe of the averages, or number of nodes; by default a tensor grid for up to four fields, else 2^13
+            Sobol points.
         points: number of times, from zero to `until`.
         steps: Runge-Kutta steps between two of them. By default as many as resolve the variances to 1e-4, at most 64;
             inside `jit`, `vmap` and `grad` there is one.
@@ -227,8 +226,7 @@ def emergence(
     require_count(points, "points", 2)
     if steps is not None:
         require_count(steps, "steps")
-    if nodes is not None:
-        check_rule(nodes, model)
+    rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
     r, dtype = model.shape[1], model.lam.dtype
     R = as_array(R, "R", dtype)
     R = R * jnp.eye(r, dtype=dtype) if R.ndim == 0 else R
@@ -236,8 +234,6 @@ def emergence(
         raise InputError("R", f"must be a number or of shape {(r, r)}, got shape {R.shape}")
     if is_concrete(R) and not (np.allclose(R, R.T) and np.linalg.eigvalsh(np.asarray(R))[0] > 0):
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
-    options: dict[str, Any] = {"least_weight": _LEAST_WEIGHT, "replicates": _REPLICATES, "one_block": True}
-    rule = smooth_nodes(model, _ORDER, _NODES, **options) if nodes is None else nodes
     eta, kappa, until = (as_number(a, name, dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until")))
     directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
 

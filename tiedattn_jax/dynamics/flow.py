@@ -12,9 +12,8 @@ mean step of an entry q_i of the student,
 and the moments move as this step says. A step also has noise; its variance eta^2 sum_l gamma_l E[u_l u_l^T], with the
 gradients u_l of the loss in the fields, adds to R.
 
-Before the equations come the classical Runge-Kutta method of fourth order, with equal steps, and the averages for
-students in the span of teacher and encodings: their fields follow from the teacher's and from the fluctuations of the
-tokens along the encodings.
+Before the equations come the classical Runge-Kutta method of fourth order, with equal steps, and the directions of the
+encodings.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..averages.moreau import gradient_at_nodes
-from ..averages.recipes import smooth_nodes
-from ..averages.rules import Replicate, Rule
+from ..averages.rules import Replicate
 from ..base.arrays import precise
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.report import Status
-from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
@@ -100,50 +97,6 @@ def moved(s: State, velocity: State, time: Any) -> State:
     return jax.tree.map(lambda a, b: a + time * b, s, velocity)
 
 
-# Order of a tensor grid by the number of fields; beyond four of them there are Sobol points.
-_ORDERS = {1: 96, 2: 64, 3: 32, 4: 18}
-_NODES = 2**15
-
-
-class SpanFields(Model):
-    """A model whose student's fields are the tokens' fluctuations along some directions: it gives rules their fields.
-
-    Attributes:
-        base: the model.
-        directions: number of directions.
-    """
-
-    base: Model
-    directions: int = eqx.field(static=True)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        L, _, t = self.base.shape
-        return L, self.directions, t
-
-    @property
-    def noise(self) -> int:
-        return self.base.noise
-
-    def loss(self, Z: Float[Array, "L r"], Y: Float[Array, "L t"], *noise: Float[Array, "L k"]) -> Float[Array, ""]:
-        raise NotImplementedError("these fields have no loss of their own")
-
-    def law(self) -> SpectralLaw:
-        return self.base.law()
-
-
-def span_fields(model: Model, directions: int | None = None) -> SpanFields:
-    """Return the fields that averaging rules for `population` are made for: ``ta.sobol_nodes(ta.span_fields(model))``.
-
-    Args:
-        model: the model.
-        directions: number of orthonormal directions of the encodings; by default that of the model's encodings.
-    """
-    if directions is None:
-        directions = directions_of(model) or model.shape[0]
-    return SpanFields(base=model, directions=directions, lam=model.lam)
-
-
 def directions_of(model: Model) -> int | None:
     """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
     encodings = getattr(model, "encodings", None)
@@ -155,12 +108,6 @@ def directions_of(model: Model) -> int | None:
     with with_values():
         gram = np.asarray(tau)
         return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))
-
-
-def smooth_rule(fields: SpanFields) -> Rule:
-    """Return the default averages of smooth functions: a tensor grid for few fields, else Sobol points."""
-    order = _ORDERS.get(fields.shape[0] * sum(fields.columns), 0)
-    return smooth_nodes(fields, order, _NODES, replicates=3)
 
 
 @jax.custom_jvp

@@ -15,19 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ..averages.nodes import sobol_nodes
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, average
+from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule
+from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky
 from ..base.errors import InputError, as_number, require_positive
 from ..base.report import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..theory.observables import error_in_block
-from .flow import directions_of, span_fields
-from .population import Risk, averages_of, checked_ridge, states_of
+from .flow import directions_of
+from .population import Risk, checked_ridge, span_rule, states_of
 
-_NODES = 2**18
 CANDIDATES = "semantic", "positional"
 CHANGES = "global", "steepest", "several"
 
@@ -105,7 +104,7 @@ def words_of(label: int) -> str:
     return f"{minimum} minimum, {steepest} descent, {'two minima' if label >= 4 else 'one minimum'}"
 
 
-def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule | None = None) -> Landscape:
+def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNodes = None) -> Landscape:
     """Return the population risk at its candidates for a minimum, and its curvatures at the origin.
 
     Works under `jit`, `vmap` and `grad`.
@@ -115,21 +114,21 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: Rule |
         kappa: ridge per sample.
         size: fixed size ``R = Q^T Q / d`` of a student on a sphere, for rank one and one direction of the encodings;
             the ridge then changes nothing. By default the ridge limits the student.
-        nodes: averages, made for ``ta.span_fields(model)``; by default 2^18 Sobol points for a student on a sphere,
-            where the tokens are often too large for a grid, else those of `population`.
+        nodes: as in `population`; by default 2^18 Sobol points for a student on a sphere, where the tokens are often
+            too large for a grid.
 
     Raises:
         InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
     """
     kappa = checked_ridge(model, kappa)
     if size is None:
-        return Landscape(model, kappa, None, _with_ridge(model, kappa, averages_of(model, nodes)))
+        return Landscape(model, kappa, None, _with_ridge(model, kappa, span_rule(model, nodes)))
     require_positive(size, "size")
     ranks = *model.shape[1:], directions_of(model) or 1
     if ranks != (1, 1, 1):
         requirement = "must be None unless student, teacher and encodings have one direction each"
         raise InputError("size", f"{requirement}, got {ranks} directions")
-    rule = averages_of(model, sobol_nodes(span_fields(model, 1), _NODES) if nodes is None else nodes)
+    rule = make_rule(nodes, Fields.of(model, student=1), Sobol(SOBOL_SIZES["sphere"]))
     size = as_number(size, "size", model.lam.dtype)
     return Landscape(model, kappa, size, _on_sphere(model, size, rule))
 

@@ -22,14 +22,15 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.fields import teacher_fields
 from ..averages.moreau import expansion_at_nodes, loss_at_nodes
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, average, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky, precise
-from ..base.errors import InputError, as_number, require_kind, require_not_negative
+from ..base.errors import InputError, as_number, require_not_negative
 from ..base.report import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import branch_of
-from .flow import directions_of, encodings_on_directions, smooth_rule, span_fields
+from .flow import directions_of, encodings_on_directions
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -102,7 +103,7 @@ class PopulationPoint(Replicated):
 
 
 def population(
-    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: Rule | None = None
+    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: AnyNodes = None
 ) -> PopulationPoint:
     """Return a minimum of the population risk ``E loss + kappa / 2 tr(Q^T Q) / d``, which is training on endless data.
 
@@ -114,9 +115,9 @@ def population(
         model: any smooth, even layer whose covariances have one eigenvalue each.
         kappa: ridge per sample, at least zero.
         branch: "semantic" (m is zero), "positional" (Theta is zero), or None, which leaves both free.
-        nodes: averages, made for ``ta.span_fields(model)``; those for `model` itself have the same shape if there are
-            as many orthonormal directions of encodings as columns of the student, as at the standard setting. By
-            default a tensor grid for at most four fields, else 2^15 Sobol points.
+        nodes: recipe of the averages, or number of nodes; by default a tensor grid for at most four fields, else 2^15
+            Sobol points. The student's fields are the tokens' fluctuations along the encodings. A rule for `model` fits
+            if these have as many orthonormal directions as the student has columns, as at the standard setting.
 
     Returns:
         A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch.
@@ -126,7 +127,7 @@ def population(
             penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
     """
     kappa = checked_ridge(model, kappa)
-    states = states_of(model, kappa, averages_of(model, nodes), branch)
+    states = states_of(model, kappa, span_rule(model, nodes), branch)
     return PopulationPoint(model, kappa, states, branch)
 
 
@@ -145,21 +146,20 @@ def checked_ridge(model: Model, kappa: Any) -> Float[Array, ""]:
     return as_number(kappa, "kappa", model.lam.dtype)
 
 
-def averages_of(model: Model, nodes: Rule | None) -> Rule:
-    """Return the averages that `nodes` asks for, checked, or the default ones."""
-    if nodes is None:
-        return smooth_rule(span_fields(model))
-    require_kind(nodes, "nodes", Rule, "an averaging rule, such as sobol_nodes(span_fields(model))")
-    check_rule(nodes, span_fields(model, directions_of(model) or nodes.stack.shape[1]))
-    return nodes
-
-
 def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None) -> PopulationState:
     """Return the minimum of a branch in every replicate of the averages."""
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
     named = branch_of(branch)
     return _states(model, kappa, rule, named.free(model), named.start(model).m)
+
+
+def span_rule(model: Model, nodes: AnyNodes) -> Rule:
+    """Return the averages of `population`: over fluctuations along the encodings, and the teacher's fields."""
+    # While jax traces the law, a rule that was made says how many directions the encodings have.
+    directions = directions_of(model) or (nodes.stack.shape[1] if isinstance(nodes, Rule) else model.shape[0])
+    fields = Fields.of(model, student=directions)
+    return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
 
 class Risk(eqx.Module):

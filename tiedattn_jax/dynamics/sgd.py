@@ -19,8 +19,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import at_top_level, lane_by_lane, program
-from ..averages.recipes import smooth_nodes
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Replicate, Rule
 from ..base.arrays import StateArray, indexed, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import (
@@ -39,9 +39,6 @@ from ..model.parameters import scalar_parameters
 from ..theory.quantities import Quantity
 from .flow import Moments, drift, forces, gram_of, integrated, moved, overlaps_of, refined, start_moments
 
-_ORDER, _REPLICATES = 10, 2  # a grid of order 10 gives the end of a trajectory to 2e-6
-_LEAST_WEIGHT = 1e-10  # of nodes of the grid; without the others the end moves by 2e-8
-_NODES = 2**13
 _TOL = 1e-5  # error of the steps, relative to the size of the student, above which they do not resolve the trajectory
 _MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
 _STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
@@ -277,7 +274,7 @@ def sgd(
     until: Any,
     *,
     kappa: Any = 0.0,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     points: int = 101,
     steps: int | None = None,
 ) -> Trajectory:
@@ -304,7 +301,8 @@ def sgd(
         eta: learning rate.
         until: time at the end.
         kappa: ridge per sample.
-        nodes: averages; by default a tensor grid for up to four fields, else 2^13 Sobol points.
+        nodes: recipe of the averages, or number of nodes; by default a tensor grid for up to four fields, else 2^13
+            Sobol points.
         points: number of times, from zero to `until`.
         steps: Runge-Kutta steps between two of them, a power of two.
 
@@ -324,10 +322,7 @@ def sgd(
         require_count(steps, "steps", maximum=INT32)
         if steps & (steps - 1) or steps > _MOST * 16:
             raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
-    if nodes is not None:
-        check_rule(nodes, model)
-    options: dict[str, Any] = {"least_weight": _LEAST_WEIGHT, "replicates": _REPLICATES, "one_block": True}
-    rule = smooth_nodes(model, _ORDER, _NODES, **options) if nodes is None else nodes
+    rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
     numbers = tuple(
         as_number(a, name, model.lam.dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until"))
     )

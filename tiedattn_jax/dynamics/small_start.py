@@ -31,7 +31,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.fields import teacher_fields
 from ..averages.program import program
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
+from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
@@ -41,7 +42,6 @@ from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.quantities import Threshold
 from ..theory.solve import check_alpha
-from .flow import smooth_rule, span_fields
 
 DIRECTIONS = "encodings", "teacher"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
@@ -126,7 +126,7 @@ class SmallStart(Replicated):
         return description._replace(numbers=rows)
 
 
-def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> SmallStart:
+def small_start(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> SmallStart:
     """Return the growth rates of a small student under full-batch gradient descent, for large d.
 
     For small weights Q the gradient flow is linear, ``dQ/dtau = (M - lambda) Q``. The eigenvalues of the matrix M of
@@ -138,8 +138,8 @@ def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Small
         model: any smooth layer with covariances that are proportional to each other. At zero fields, its loss must have
             the same second derivative for all columns of the student and none between columns.
         alpha: samples per dimension, n / d.
-        nodes: averaging rule, made for `model`. By default a tensor grid over the teacher's fields if these are at most
-            four, else 2^15 Sobol points.
+        nodes: recipe of the averages, or number of nodes. By default a tensor grid over the teacher's fields if these
+            are at most four, else 2^15 Sobol points.
 
     Returns:
         A `SmallStart` with the rates of encodings, teacher and bulk.
@@ -154,7 +154,7 @@ def small_start(model: Model, alpha: Any, *, nodes: Rule | None = None) -> Small
     return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
 
 
-def _separation(direction: int, event: str, model: Model, nodes: Rule | None = None) -> Threshold:
+def _separation(direction: int, event: str, model: Model, nodes: AnyNodes = None) -> Threshold:
     """Return the alpha above which encodings or teacher separate from the bulk; see `small_start`.
 
     Args:
@@ -171,18 +171,16 @@ def _separation(direction: int, event: str, model: Model, nodes: Rule | None = N
     return Threshold.of_model(lambda model: _alphas(model, rule, index), model, event=event, meaning=meaning)
 
 
-THRESHOLDS: dict[str, Callable[[Model, Rule | None], Threshold]] = {
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = {
     event: partial(_separation, direction, event)
     for direction, event in enumerate(("encodings separate", "teacher separates"))
 }
 
 
-def _rule(model: Model, nodes: Rule | None) -> Rule:
-    """Return the caller's averaging rule after a check, or the default one."""
-    if nodes is None:
-        return smooth_rule(span_fields(model, 0))
-    check_rule(nodes, model)
-    return nodes
+def _rule(model: Model, nodes: AnyNodes) -> Rule:
+    """Return the averages: of the teacher's fields alone by default, else over those of the student as well."""
+    fields = Fields.of(model, student=0 if nodes is None else None)
+    return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
 
 def _check(model: Model) -> None:

@@ -33,8 +33,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.minima import descend
-from ..averages.moreau import gradient_at_nodes
-from ..averages.prox import prox, prox_jacobian
+from ..averages.moreau import ProxProblem, gradient_at_nodes
+from ..averages.prox import prox
 from ..base.arrays import apply, inner_products, inverse, positive_definite, solve
 from ..base.report import Status
 from ..bayes.channel import curvature, labels_at_nodes, score, solve_general
@@ -151,12 +151,14 @@ def risk_minimiser(
         """Take the lowest minimisers in the first steps, else those of the same wells."""
         tol = 4 * float(jnp.finfo(h.dtype).eps) ** 0.5
         start = z
+
+        def problem(m: Model) -> ProxProblem:
+            return ProxProblem(m, m.sentence.to_tokens(V), y)
+
         z = lax.cond(
             number < burn_in,
-            lambda: by_kind(
-                lambda m: prox(m, h, m.sentence.to_tokens(V), y, extra_starts=start[None]).z.astype(h.dtype)
-            ),
-            lambda: by_kind(lambda m: descend(m, start, h, m.sentence.to_tokens(V), y, tol)[0]),
+            lambda: by_kind(lambda m: prox(problem(m), h, extra_starts=start[None]).z.astype(h.dtype)),
+            lambda: by_kind(lambda m: descend(problem(m), start, h, tol)[0]),
         )
         g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))
 
@@ -220,7 +222,7 @@ def _derivative_slope(
 ) -> Float[Array, "L r r"]:
     """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
     (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
-    jacobian = prox_jacobian(model, z, V, data.fields).reshape(L, r, L, r, -1)
+    jacobian = ProxProblem(model, V, data.fields).jacobian(z).reshape(L, r, L, r, -1)
     slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
     return inverse(V) @ slope
 

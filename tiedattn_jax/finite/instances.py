@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from ..averages.recipes import default_nodes
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
+from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
 from ..base.report import Average, Description, Result, Row, Status, error_bar
@@ -320,7 +320,7 @@ def run_instances(
     run: Callable[[Data, PRNGKeyArray], GAMP | Training],
     keys: Key[Array, " K"],
     *,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     theory: bool = True,
     normalise: bool = False,
     sentences: int = 50_000,
@@ -342,7 +342,7 @@ def run_instances(
             ``lambda data, key: gamp(model, data, "semantic")``. L-BFGS on the risk continues from the result of message
             passing, unless the model has a penalty; from a critical point it takes no step.
         keys: one key for each instance.
-        nodes: averaging rule of the theory; by default `default_nodes` of 2^14, 4 replicates.
+        nodes: recipe of the averages of the theory, or number of nodes; by default 2^14, 4 replicates.
         theory: whether to solve the theory; must be False for a value matrix, which has no theory.
         normalise: as in `sample_data`.
         sentences: number of fresh sentences for the test error of every instance.
@@ -360,7 +360,7 @@ def run_instances(
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     sentence_count(model, d, alpha, min(batch, len(keys)))
     require_takes(run, "run", ("data", "key"))
-    nodes = default_nodes(model, SIZES["instances"]) if nodes is None else nodes
+    rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
 
     def outcome_of(key: PRNGKeyArray) -> dict[str, Any]:
         """Draw, run, finish if needed and measure one instance."""
@@ -379,7 +379,7 @@ def run_instances(
         lanes = jax.vmap(outcome_of)(part) if batch > 1 else jax.tree.map(lambda a: a[None], outcome_of(part[0]))
         for outcome in unstacked(jax.device_get(lanes), len(lanes["gram"])):
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
-            rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, nodes) if theory else None))
+            rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
     return Instances(rows, theory)
 

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact
 
 from ..averages.program import program
-from ..averages.rules import SIZES, Replicate, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
 from ..base.report import Description, Printed, Settings, Status, entries, error_bar, picture
@@ -244,7 +245,7 @@ def trace_branch(
     parameter: str,
     limits: tuple[float, float],
     branch: str | None = "semantic",
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     alpha: float = 2.0,
     start: FixedPoint | Overlaps | None = None,
@@ -259,7 +260,7 @@ def trace_branch(
         parameter: "alpha", the name of a scalar field of the model, or an entry such as "mixing[0,1]".
         limits: range of the parameter in which the branch is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["path"]`, 2 replicates.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["path"]`, 2 replicates.
         start: state or overlaps near the first state; by default the branch is searched for on the coarse replicate.
         settings: tolerances of the solve at the start; by default `Settings()`.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.

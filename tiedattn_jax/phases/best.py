@@ -25,7 +25,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..averages.rules import SIZES, Replicate, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Replicate
 from ..base.arrays import GivenArray, Number, StateArray, indexed
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
 from ..base.report import Description, Row, Settings, Status, with_error
@@ -163,7 +164,7 @@ def best_ridge(
     model: Model,
     alpha: Number,
     branch: str | None = "semantic",
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     number: str = "lam",
     bracket: tuple[float, float] | None = None,
@@ -184,7 +185,7 @@ def best_ridge(
         model: attention layer and data. The value of the number is where the walk begins.
         alpha: samples per dimension.
         branch: "positional", "semantic", or None for the global minimum of the training loss.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]".
         bracket: range of values; by default `RIDGES` for the ridge.
         settings: tolerances; by default `Settings()`.
@@ -203,7 +204,7 @@ def best_ridge(
 def prepared_task(
     model: Model,
     branch: str | None,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     number: str,
     bracket: tuple[float, float] | None,
     settings: Settings | None,

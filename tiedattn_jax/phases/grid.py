@@ -13,7 +13,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Float, PyTree, Real
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
+from ..averages.rules import Rule
 from ..base import VERSION
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
@@ -40,7 +41,7 @@ _WARM_STEPS = 300  # least number of damped steps from a start that may be far
 def phase_diagram(
     model: Model,
     *axes: Axis,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     settings: Settings | None = None,
     devices: int | None = None,
     width: int | None = None,
@@ -70,7 +71,7 @@ def phase_diagram(
         axes: axes that a keyword cannot name, as in `sweep`.
         numbers: values of alpha or of numbers of the model by name. A single value fixes the number, several are an
             axis. The first axis of the diagram points to the right, the second one upwards.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["grid"]`.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["grid"]`.
         settings: tolerances; by default `GRID_SETTINGS`. More steps are allowed where a start may be far: in the first
             cells of tracks and in cells that are tried again.
         devices: number of this process's devices to use; by default all. A CPU counts as one device, each of whose

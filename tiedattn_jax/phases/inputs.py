@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax import lax
 from jaxtyping import PyTree
 
-from ..averages.recipes import default_nodes
-from ..averages.rules import REPLICATES, SIZES, Rule, check_rule
+from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
+from ..averages.rules import REPLICATES, Rule
 from ..base.errors import InputError, is_concrete, is_tracing, require_kind
 from ..base.report import Settings
 from ..model.checks import check
@@ -15,7 +15,7 @@ from ..model.model import Model
 
 def prepared(
     model: Model,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     settings: Settings | None,
     default: Settings | None = None,
     *,
@@ -35,8 +35,7 @@ def prepared(
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
     check_top_level(model)
     check(lax.stop_gradient(model), even=even)
-    rule = default_nodes(model, size, replicates=replicates) if nodes is None else nodes
-    check_rule(rule, model)
+    rule = make_rule(nodes, model, default_recipe(model, size, replicates=replicates))
     return rule, settings or default or Settings()
 
 

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..averages.nodes import sobol_nodes
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, SOBOL_SIZES, AnyNodes, Sobol, make_rule
+from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.report import Settings
-from ..dynamics.flow import span_fields
 from ..dynamics.landscape import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model
@@ -40,14 +39,13 @@ from .transitions import transition_path
 
 _BEST = "best "  # begins the question for the best value of a number
 _LANDSCAPE = "landscape"
-_LANDSCAPE_NODES = 2**14  # Sobol points of every landscape of a student on a sphere
 
 
 def sweep(
     model: Model | Sequence[Model | tuple[Model, Any]],
     question: str | None,
     *axes: Axis,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     follow: bool | None = None,
     branch: str | None = "semantic",
     bracket: tuple[float, float] | None = None,
@@ -92,8 +90,8 @@ def sweep(
             value fixes the number, several are an axis. States and best values need alpha, the other questions refuse
             it. Values along an axis increase; alphas through which a branch is followed may have any order, and values
             through which an event is followed may decrease.
-        nodes: averaging rule; by default that of the function for one setting, for a branch that is followed that of
-            `SIZES["curve"]`, for landscapes with a `size` 2^14 Sobol points.
+        nodes: recipe of the averages, or number of nodes; by default as in the function for one setting, for a branch
+            that is followed `SIZES["curve"]`, for landscapes with a `size` 2^14 Sobol points.
         follow: whether to follow a branch through alpha, or an event through one number, from setting to setting.
         branch: branch of the best value. None stands for the global minimum of the training loss, as in `best_ridge`.
         bracket: range of the best value, as in `best_ridge`.
@@ -244,7 +242,7 @@ def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _states(
-    grid: _Grid, branch: str | None, nodes: Rule | None, settings: Settings | None, progress: Progress
+    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress
 ) -> StateTable:
     """Solve the states of all cells."""
     rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
@@ -258,7 +256,7 @@ def _states(
 
 
 def _followed_branch(
-    grid: _Grid, branch: str | None, nodes: Rule | None, settings: Settings | None, progress: Progress
+    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress
 ) -> StateTable:
     """Follow a branch from the largest alpha down to where it ends."""
     model, branch = grid.models[0], branch_of(branch).name
@@ -279,7 +277,7 @@ def _followed_branch(
     return StateTable(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
 
 
-def _events(grid: _Grid, event: str, nodes: Rule | None, settings: Settings | None, progress: Progress) -> EventTable:
+def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> EventTable:
     """Find an event in every cell, without a guess."""
     if event in THRESHOLDS:
 
@@ -307,7 +305,7 @@ def _best(
     grid: _Grid,
     number: str,
     branch: str | None,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     bracket: tuple[float, float] | None,
     settings: Settings | None,
     progress: Progress,
@@ -325,10 +323,10 @@ def _best(
     return BestTable(f"{_BEST}{number}", *grid.labels, _cells(cells), branch)
 
 
-def _landscapes(grid: _Grid, nodes: Rule | None, kappa: Any, size: Any, progress: Progress) -> LandscapeTable:
+def _landscapes(grid: _Grid, nodes: AnyNodes, kappa: Any, size: Any, progress: Progress) -> LandscapeTable:
     """Compute the population risk in every cell."""
-    if nodes is None and size is not None:
-        nodes = sobol_nodes(span_fields(grid.models[0], 1), _LANDSCAPE_NODES)
+    if size is not None:  # one rule for all cells
+        nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
 
     def path(model: Model) -> Path:
         return (yield Call(partial(landscape, size=size, nodes=nodes), (model, kappa)))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..averages.rules import Rule
+from ..averages.recipes import AnyNodes
 from ..base.errors import require_choice
 from ..bayes import thresholds as bayes
 from ..dynamics import small_start
 from ..model.model import Model
 from ..theory.quantities import Threshold
 
-THRESHOLDS: dict[str, Callable[[Model, Rule | None], Threshold]] = bayes.THRESHOLDS | small_start.THRESHOLDS
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = bayes.THRESHOLDS | small_start.THRESHOLDS
 
 
-def threshold(model: Model, name: str, *, nodes: Rule | None = None) -> Threshold:
+def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Threshold:
     """Return a threshold in alpha with its error bar and its derivatives in the numbers of the model.
 
     "weak_recovery": below it the labels say nothing of the teacher's direction, even to an optimal learner.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..averages.rules import SIZES, Rule
+from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
 from ..base.report import Description, Printed, Settings, Status, with_error
 from ..model.model import Model
@@ -43,7 +43,7 @@ _NOT_SMALL = 0.7
 
 def critical_alpha(
     model: Model,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
@@ -58,7 +58,7 @@ def critical_alpha(
 
     Args:
         model: attention layer and data.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         bracket: range of alpha that is searched.
         start: guess for the crossing: the positional and the semantic `FixedPoint` at one alpha near it, such as the
             `branches` of a neighbouring model's transition, or both branches as curves. By default the bracket is
@@ -81,7 +81,7 @@ def critical_alpha(
 def linear_crossing(
     model: Model,
     transition: Transition | None = None,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
@@ -121,7 +121,7 @@ def linear_crossing(
 def find_event(
     model: Model,
     event: str,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     start: Start,
     settings: Settings | None = None,
@@ -132,7 +132,7 @@ def find_event(
     Args:
         model: attention layer and data.
         event: a name in `EVENTS`.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
             between two of their points; or a `Guess`.
         settings: tolerances.
@@ -200,7 +200,7 @@ class BranchEnd(Printed):
 
 
 def branch_ends(
-    curve: StateTable, nodes: Rule | None = None, *, settings: Settings | None = None, sensitivities: bool = False
+    curve: StateTable, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
     """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
@@ -212,7 +212,7 @@ def branch_ends(
 
     Args:
         curve: the positional or the semantic branch.
-        nodes: averaging rule; by default `default_nodes` of `SIZES["curve"]`.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["curve"]`.
         settings: tolerances; by default `CURVE_SETTINGS`.
         sensitivities: whether to differentiate the ends in the numbers of the model, see `find_event`.
 
@@ -227,7 +227,7 @@ def branch_ends(
     return run_one(_Ends(curve, search, exact).find_all())
 
 
-def _prepared(model: Model, nodes: Rule | None, settings: Settings | None) -> Search:
+def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Search:
     """Check the arguments, and fill in defaults; return what a search in alpha needs."""
     return Search(lax.stop_gradient(model), *prepared(model, nodes, settings))
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..averages.minima import local_minima
-from ..averages.moreau import moreau
-from ..averages.prox import Prox, prox_jacobian, search
+from ..averages.moreau import ProxProblem
+from ..averages.prox import Prox, search
 from ..base.arrays import apply, inverse, matvec, precise, total
 from ..model.model import Model
 
@@ -26,11 +26,11 @@ class ClusterLaw(NamedTuple):
     h: Float[Array, "L r N"]  # student fields
     y: Float[Array, "L t N"]  # teacher fields
 
-    def at(self, xi: Float[Array, "n M"]) -> tuple[Float[Array, "L r M"], Float[Array, "L t M"]]:
-        """Return the fields of student and teacher at standard normals."""
+    def at(self, xi: Float[Array, "n M"]) -> tuple[ProxProblem, Float[Array, "L r M"]]:
+        """Return the proximal problem at standard normals, and the student's fields there."""
         count = xi.shape[-1] // self.h.shape[-1]
         shift = apply(self.spread, xi.reshape(*self.h.shape[:2], -1))
-        return jnp.tile(self.h, count) + shift, jnp.tile(self.y, count)
+        return ProxProblem(self.model, self.V, jnp.tile(self.y, count)), jnp.tile(self.h, count) + shift
 
     def pull(self, z: Float[Array, "L r N"]) -> Float[Array, "n N"]:
         """Return C^T V^{-1} z.
@@ -41,20 +41,19 @@ class ClusterLaw(NamedTuple):
 
     def search(self, xi: Float[Array, "n M"]) -> Prox:
         """Search for the global minimisers at standard normals."""
-        fields, teacher = self.at(xi)
-        return search(self.model, fields, self.V, teacher)
+        return search(*self.at(xi))
 
     def follow(
         self, z: Float[Array, "L r M"], xi: Float[Array, "n M"]
     ) -> tuple[Float[Array, "L r M"], Float[Array, " M"]]:
         """Return the minimisers next to z at standard normals, and their energies."""
-        fields, teacher = self.at(xi)
-        return local_minima(self.model, z, fields, self.V, teacher)
+        problem, fields = self.at(xi)
+        return local_minima(problem, z, fields)
 
     def energy(self, z: Float[Array, "L r M"], xi: Float[Array, "n M"]) -> Float[Array, " M"]:
         """Return the Moreau envelope E at standard normals, of which z are the minimisers."""
-        fields, teacher = self.at(xi)
-        return moreau(self.model, z, fields, self.V, teacher)
+        problem, fields = self.at(xi)
+        return problem.energy(z, fields)
 
     @precise
     def weight_of(self, low: Float[Array, "L r N"], s: Float[Array, ""]) -> SheetWeight:
@@ -67,7 +66,7 @@ class ClusterLaw(NamedTuple):
         (L, r, N), n = self.h.shape, low.shape[0] * low.shape[1]
         eye, block = jnp.eye(n, dtype=low.dtype), jax.scipy.linalg.block_diag(*self.spread)[..., None]
         # The Hessian of E in the field is V^{-1} (I - dz/dh); in xi it is C^T V^{-1} (I - dz/dh) C.
-        force_jacobian = eye[..., None] - prox_jacobian(self.model, low, self.V, self.y)
+        force_jacobian = eye[..., None] - ProxProblem(self.model, self.V, self.y).jacobian(low)
         hessian = apply(inverse(self.V), force_jacobian.reshape(L, r, -1)).reshape(n, n, N)
         hessian = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), hessian, block)
         values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))

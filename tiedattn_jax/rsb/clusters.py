@@ -29,10 +29,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.lines import legendre, vectors_across
+from ..averages.lines import vectors_across
 from ..averages.minima import pick, reference_axis, well_axis
-from ..averages.nodes import hermite_grid
-from ..averages.prox import with_implicit_derivative
+from ..averages.moreau import with_implicit_derivative
+from ..averages.rules import hermite_grid, legendre
 from ..base.arrays import apply, either, inverse, matvec, total
 from .cluster_law import ClusterLaw, SheetWeight
 
@@ -343,8 +343,7 @@ def cluster_at(law: ClusterLaw, result: JumpSearch | Smooth) -> Cluster:
         xi = result.normals(x)
         log_density = -0.5 * total(xi**2).reshape(x.shape) - 0.5 * len(xi) * np.log(2 * np.pi)
         log_weight = (jnp.log(weight) + result.log_weight + log_density).reshape(-1, law.h.shape[-1])
-    fields, teacher = law.at(xi)
-    return Cluster(xi, log_weight, with_implicit_derivative(result.z, law.model, fields, law.V, teacher))
+    return Cluster(xi, log_weight, with_implicit_derivative(result.z, *law.at(xi)))
 
 
 def _moving_jump(law: ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:

@@ -12,8 +12,9 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.lines import LineNodes, line_nodes
+from ..averages.lines import LineNodes
 from ..averages.program import program
+from ..averages.recipes import Lines
 from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
@@ -170,7 +171,7 @@ def solve_1rsb(
         branch: "positional", "semantic" or "uninformed".
         s: Parisi parameter, an inverse energy; by default that of the ground state, ``d loss / d s = 0``. A smaller s
             selects more numerous minima of higher energy.
-        order, lines, seed: parameters of the rule of lines; see `line_nodes`.
+        order, lines, seed: parameters of the rule of lines; see `Lines`.
         replicates: independent replicates of the averages; their scatter is the error bar.
 
     Raises:
@@ -203,7 +204,7 @@ def solve_1rsb(
 
 def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
     """Return the rule of lines of `solve_1rsb`; its RS state is solved on the same lines."""
-    return line_nodes(model, order, lines=lines, points=_POINTS, seed=seed, replicates=replicates)
+    return Lines(order, lines=lines, points=_POINTS, seed=seed, replicates=replicates).rule(model)
 
 
 class _Guess(NamedTuple):

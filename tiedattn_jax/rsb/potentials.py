@@ -29,9 +29,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..averages.fields import teacher_fields, whiten
-from ..averages.lines import LineNodes, directions, lay, legendre
-from ..averages.maxwell import Lines, common_tangents, energy_profile
-from ..averages.rules import average_of_weighted, sum_of_weighted
+from ..averages.lines import LineNodes, directions, lay
+from ..averages.maxwell import FieldLines, common_tangents, energy_profile
+from ..averages.rules import average_of_weighted, legendre, sum_of_weighted
 from ..base.arrays import AnyArray, cholesky, indexed, precise, solve, zeros
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric
@@ -308,12 +308,12 @@ def _log_density(
 @precise
 def _jumps_of_lines(
     model: Model, x: Overlaps, replicate: LineNodes
-) -> tuple[Lines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
+) -> tuple[FieldLines, Float[Array, "L t N"], Float[Array, "jumps N"], Bool[Array, "jumps N"]]:
     """Return all lines of a replicate, their teacher normals, where they jump, and whether they do."""
     y = teacher_fields(model, replicate.teacher)
     lines = lay(model, x, y, replicate.across, *directions(model, x, y, replicate.direction))
-    profile = energy_profile(model, x.V, lines, replicate.reach)
-    gaps, _ = common_tangents(model, x.V, lines, profile, replicate.jumps)
+    profile = energy_profile(lines, replicate.reach)
+    gaps, _ = common_tangents(lines, profile, replicate.jumps)
     return lines, replicate.teacher, gaps.left.s, gaps.real
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import numpy as np
 
-from ..averages.recipes import default_nodes
-from ..averages.rules import SIZES, Rule, check_rule
+from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..base.errors import InputError, is_concrete, require_count
 from ..base.report import Settings, Status
 from ..model.checks import check
@@ -26,7 +25,7 @@ _SAME_COARSE, _SAME = 0.05, 0.02
 def find_states(
     model: Model,
     alpha: float,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     count: int = 64,
     seed: int = 0,
@@ -39,8 +38,8 @@ def find_states(
 
     Args:
         alpha: samples per dimension.
-        nodes: averaging rule; by default `default_nodes` with `SIZES["path"]` nodes. The starts are tried on its coarse
-            replicate, and the states that they lead to are solved on all of its replicates.
+        nodes: recipe of the averages, or number of nodes; by default `SIZES["path"]`. The starts are tried on a coarse
+            replicate, and the states that they lead to are solved on all replicates.
         count: number of random starts.
         seed: seed of the random starts.
         settings: tolerances. By default there are no damped steps, because these lead to minima and past saddles.
@@ -64,8 +63,7 @@ def find_states(
         raise InputError("model", "must have concrete numbers here, got one under a jax transformation such as jit")
     require_count(count, "count")
     require_count(seed, "seed", 0)
-    nodes = default_nodes(model, SIZES["path"]) if nodes is None else nodes
-    check_rule(nodes, model)
+    rule = make_rule(nodes, model, default_recipe(model, SIZES["path"]))
     rng = np.random.default_rng(seed)
     reference = branch_start(model, None)
 
@@ -76,9 +74,9 @@ def find_states(
     # The starts of branches are far from the states, so damped steps come first.
     damped_settings = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    searches: list[_Searches] = [(Problem(model, a, nodes, branch_of(None).free(model), settings), None, starts)]
+    searches: list[_Searches] = [(Problem(model, a, rule, branch_of(None).free(model), settings), None, starts)]
     for name in [name for name in BRANCHES if name is not None and is_even]:
-        problem = Problem(model, a, nodes, branch_of(name).free(model), damped_settings)
+        problem = Problem(model, a, rule, branch_of(name).free(model), damped_settings)
         searches.append((problem, name, [branch_start(model, name)]))
     return run_one(_distinct(searches[1:] + searches[:1], settings))
 

@@ -32,9 +32,8 @@ from jaxtyping import Array, Float, Int
 from scipy import special
 
 from ..averages.fields import fields, teacher_fields
-from ..averages.moreau import loss_at_nodes
-from ..averages.prox import prox_jacobian
-from ..averages.rules import Points, Replicate, Rule
+from ..averages.moreau import ProxProblem, loss_at_nodes
+from ..averages.rules import Points, Replicate, Rule, legendre
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
 from ..base.errors import InputError, require
 from ..base.nodewise import nodewise
@@ -118,7 +117,7 @@ def moments(model: Model, x: Overlaps, points: Points) -> dict[str, Float[Array,
     points = _shared(model, points)
     w = points.weight
     _, y = fields(model, x, points.student, points.teacher)
-    e = prox_jacobian(model, points.z, x.V, y) - jnp.eye(n, dtype=w.dtype)[..., None]
+    e = ProxProblem(model, x.V, y).jacobian(points.z) - jnp.eye(n, dtype=w.dtype)[..., None]
     G = apply(inverse(x.V), e.reshape(L, r, -1)).reshape(L, r, L, r, -1)
     replicon = jnp.einsum("iajcn,ibjdn,n->iabjcd", G, G, w)
     return {
@@ -403,10 +402,10 @@ def jump_cost(b: Number | Float[np.ndarray, "..."]) -> Float[np.ndarray | np.flo
     ``j(b) = int dx { b/2 E|x + xi| + b^2 / 8 - log E exp(b/2 |x + xi|) }``. It tends to b^2 / (3 pi^{1/2}) for small b
     and to b / 2 for large b.
     """
-    t, w = np.polynomial.legendre.leggauss(400)
+    t, w = legendre(400)
     b = np.asarray(b)[..., None]
     end = 8 + 0.5 * b
-    x, w = 0.5 * end * (t + 1), end * w  # both sides
+    x, w = end * t, 2 * end * w  # both sides
     size = np.sqrt(2 / np.pi) * np.exp(-0.5 * x**2) + x * special.erf(x / 2**0.5)
     sides = (side * 0.5 * b * x + special.log_ndtr(0.5 * b + side * x) for side in (1, -1))
     return np.sum(w * (0.5 * b * size - np.logaddexp(*sides)), -1)

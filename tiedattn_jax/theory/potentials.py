@@ -20,8 +20,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..averages.fields import fields
-from ..averages.moreau import moreau
-from ..averages.rules import Points, Replicate, average, search_block
+from ..averages.moreau import ProxProblem
+from ..averages.rules import Points, Replicate, average, legendre, search_block
 from ..base.arrays import Scalar, cholesky, precise, solve
 from ..base.derivatives import derivative_along
 from ..base.errors import InputError
@@ -58,7 +58,7 @@ def block_envelope(points: Points, args: tuple[Model, Overlaps]) -> Float[Array,
     """Return the contribution of one block to the channel potential, at the minimisers of its nodes."""
     model, x = args[0], sentence_overlaps(*args)
     h, y = fields(model, x, points.student, points.teacher)
-    return model.sentence.share * jnp.sum(points.weight * moreau(model, points.z, h, x.V, y))
+    return model.sentence.share * jnp.sum(points.weight * ProxProblem(model, x.V, y).energy(points.z, h))
 
 
 def over_nodes(model: Model, replicate: Replicate, fn: Callable[[Model, Any], PyTree]) -> PyTree:
@@ -376,10 +376,10 @@ def _pieces(
     """
     clipped = (jnp.clip(jnp.where(jnp.isnan(position), _RANGE, position), -_RANGE, _RANGE) for position in breaks)
     ends = jnp.sort(jnp.stack([*(jnp.full_like(template, side * _RANGE) for side in (-1, 0, 1)), *clipped], -1), -1)
-    nodes, shares = (jnp.asarray(a, template.dtype) for a in np.polynomial.legendre.leggauss(_ORDERS[columns - 1]))
-    centre, half = 0.5 * (ends[..., 1:] + ends[..., :-1]), 0.5 * (ends[..., 1:] - ends[..., :-1])
-    zeta = (centre[..., None] + half[..., None] * nodes).reshape(*template.shape, -1)
-    return zeta, (half[..., None] * shares).reshape(zeta.shape) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
+    nodes, shares = (jnp.asarray(a, template.dtype) for a in legendre(_ORDERS[columns - 1]))
+    start, width = ends[..., :-1, None], jnp.diff(ends)[..., None]
+    zeta = (start + width * nodes).reshape(*template.shape, -1)
+    return zeta, (width * shares).reshape(zeta.shape) * jnp.exp(-0.5 * zeta**2) / (2 * np.pi) ** 0.5
 
 
 def _crossings(

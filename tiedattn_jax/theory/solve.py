@@ -7,7 +7,6 @@ searches in one traced program (`traced_states`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -19,10 +18,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import LineNodes
-from ..averages.nodes import sobol_nodes
 from ..averages.program import at_top_level, lane_by_lane
-from ..averages.recipes import default_nodes
-from ..averages.rules import COARSE, FALLBACK_NODES, Replicate, Rule, check_rule
+from ..averages.recipes import SOBOL_SIZES, AnyNodes, Recipe, Sobol, default_recipe, make_rule
+from ..averages.rules import COARSE, Replicate, Rule
 from ..base.arrays import (
     GivenArray,
     Number,
@@ -59,7 +57,7 @@ def solve(
     model: Model,
     alpha: Number,
     branch: str | None = "semantic",
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
     *,
     rtol: float | None = None,
     start: FixedPoint | Overlaps | None = None,
@@ -80,8 +78,9 @@ def solve(
         model: attention layer and data.
         alpha: samples per dimension, n / d.
         branch: "positional" (theta = 0), "semantic" (m = 0), "uninformed" (both zero), or None, which imposes nothing.
-        nodes: averaging rule; by default `default_nodes`. If those leave the state `unresolved`, as lines do for a
-            student much larger than the teacher, the state is solved on `sobol_nodes` (concrete numbers only).
+        nodes: recipe of the averages, or number of nodes; see `make_rule`. If the default ones leave the state
+            `unresolved`, as lines do for a student much larger than the teacher, the state is solved on `Sobol` points
+            (concrete numbers only).
         rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
             chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
             the status is `imprecise`. Not available under `jit`.
@@ -120,7 +119,7 @@ def _checked(
     model: Model,
     alpha: Number,
     branch: str | None,
-    nodes: Rule | None,
+    nodes: AnyNodes,
     rtol: float | None,
     start: FixedPoint | Overlaps | None,
     settings: Settings | None,
@@ -130,8 +129,7 @@ def _checked(
     branch, dtype = branch_of(branch).name, model.lam.dtype
     alpha = as_number(alpha, "alpha", dtype, positive=True)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
-    if nodes is not None:
-        check_rule(nodes, model)
+    rule = None if nodes is None else make_rule(nodes, model)
     if start is not None:
         start = check_start(model, start)
     tol = Settings.tol
@@ -141,12 +139,12 @@ def _checked(
         if dtype == jnp.float32:
             requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
         require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
-        if nodes is not None:
+        if rule is not None:
             raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
         if not is_concrete((model, alpha)):
             raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
         tol = min(tol, rtol / 10)
-    return Request(model, alpha, branch, nodes, start, settings or Settings(tol=tol))
+    return Request(model, alpha, branch, rule, start, settings or Settings(tol=tol))
 
 
 def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
@@ -191,7 +189,7 @@ def solve_checked(
 ) -> FixedPoint:
     """Return the result of `solve` for arguments that were checked."""
     primal, start = lax.stop_gradient(((model, alpha), start))
-    rule = default_nodes(primal[0]) if nodes is None else nodes
+    rule = make_rule(nodes, primal[0])
     if at_top_level(*primal, nodes, start):
         states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
         states, free = jax.device_put(states), jnp.asarray(free)
@@ -222,7 +220,7 @@ def default_path(
     problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
     states, free = yield from _solved(problem, branch, start)
     if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
-        problem = problem._replace(nodes=sobol_nodes(model, FALLBACK_NODES))
+        problem = problem._replace(nodes=Sobol(SOBOL_SIZES["fallback"]).rule(model))
         states, free = yield from _solved(problem, branch, start)
     return states, problem.nodes, free
 
@@ -427,24 +425,24 @@ _POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points 
 def _refined(request: Request, rtol: float) -> FixedPoint:
     """Solve on more and more nodes, until the error bars are at most `rtol`.
 
-    The rules are those of `default_nodes`. If these are lines whose error bars are large, Sobol points are tried as
+    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
     well, and the rule with the smaller error bar is kept.
     """
 
-    def solved_on(rule: Callable[[Model, int], Rule], n: int) -> tuple[FixedPoint, float, bool]:
-        """Return the state on n nodes, its error, and whether the nodes are lines."""
-        nodes = rule(request.model, n)
+    def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
+        """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
+        nodes = recipe.rule(request.model)
         point = solve_checked(*request._replace(nodes=nodes))
         return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
 
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
-    rule = default_nodes
+    recipe: Recipe = default_recipe(request.model)
     for n in list(LADDER)[first:]:
-        point, error, on_lines = solved_on(rule, n)
+        point, error, on_lines = solved_on(recipe.about(n, request.model))
         if on_lines and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point, sobol_error, _ = solved_on(sobol_nodes, n)
+            sobol_point, sobol_error, _ = solved_on(Sobol(n))
             if sobol_error < error:
-                rule, point, error = sobol_nodes, sobol_point, sobol_error
+                recipe, point, error = Sobol(), sobol_point, sobol_error
         if not point.ok or error <= rtol:
             return point
         request = request._replace(start=point.overlaps)

@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
-from ..averages.recipes import default_nodes
-from ..averages.rules import Replicate, Rule, check_rule
+from ..averages.recipes import AnyNodes, make_rule
+from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, either, indexed
 from ..base.errors import InputError, require_choice, require_count
 from ..base.report import Description, Replicated, Status, rows_of
@@ -103,7 +103,7 @@ def state_evolution(
     steps: int = 30,
     *,
     branch: str | None = None,
-    nodes: Rule | None = None,
+    nodes: AnyNodes = None,
 ) -> StateEvolution:
     """Return the order parameters of undamped message passing in every iteration, for d to infinity.
 
@@ -119,7 +119,7 @@ def state_evolution(
         steps: number of iterations.
         branch: order parameters that are free, as in `solve`: "semantic" keeps m at zero, "positional" keeps theta at
             zero, None keeps both.
-        nodes: averaging rule; by default `default_nodes`.
+        nodes: recipe of the averages, or number of nodes; see `make_rule`.
 
     Raises:
         InputError: alpha is not positive, shapes do not fit, or the start is outside of the domain.
@@ -133,11 +133,8 @@ def state_evolution(
     start = check_start(model, start)
     if start.m.ndim != 2:
         raise InputError("start", f"must be one set of overlaps, with m of shape (L, r), got shape {start.m.shape}")
-    if nodes is None:
-        nodes = default_nodes(lax.stop_gradient(model))
-    else:
-        check_rule(nodes, model)
-    return StateEvolution(model, alpha, branch, _iterates(model, alpha, nodes, impose(start, free), free, int(steps)))
+    rule = make_rule(nodes, model)
+    return StateEvolution(model, alpha, branch, _iterates(model, alpha, rule, impose(start, free), free, int(steps)))
 
 
 @program
