@@ -175,7 +175,7 @@ FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "trace_boundary",
     "find_event", "critical_alpha", "linear_crossing",
 ]  # fmt: skip
-BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends", "event_map")]
+BAD += [(f, {"nodes": 4096.0}, "nodes") for f in (*FUNCTIONS, "branch_ends", "event_map")]
 BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends", "event_map")]
 BAD += [(f, {"model": 0.3}, "model") for f in (*FUNCTIONS, "event_map")]
 
