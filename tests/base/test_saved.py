@@ -88,7 +88,7 @@ def test_equality():
     assert a == b and not a != b and hash(type(a))
     assert a != eqx.tree_at(lambda p: p.alpha, a, a.alpha + 1)
     assert a != eqx.tree_at(lambda p: p.replicates.train_loss, a, a.replicates.train_loss.at[0].add(1e-15))
-    assert a != results()["curve"] and a != 1 and a != results()["curve"].cells[1]
+    assert a != results()["curve"] and a != 1 and a != results()["curve"].cells[0]
     diagram = results()["diagram"]
     assert diagram == results()["diagram"] != dataclasses.replace(diagram, attrs={})
     assert ta.Average(jnp.array(1.0), jnp.array(0.1)) != ta.Average(jnp.array(1.0), jnp.float32(0.1))

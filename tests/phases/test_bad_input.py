@@ -207,7 +207,7 @@ class Odd(ta.DotProduct):
 def test_the_model_is_checked(defaults, model, nothing_is_compiled, function):
     """The model is checked; where a branch has a name the loss must be even, too."""
     refused = eqx.tree_at(lambda m: m.lam, model, -model.lam), Odd(**vars(model))
-    for bad_model, message in zip(refused, ("lam must be one positive number", "loss must be even"), strict=True):
+    for bad_model, message in zip(refused, ("lam must be .*positive", "loss must be even"), strict=True):
         with pytest.raises(ta.InputError, match=message):
             called(function)(**{**defaults[function], "model": bad_model})
 

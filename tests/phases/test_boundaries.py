@@ -36,7 +36,7 @@ def test_where_curves_meet():
     events = {m.events for m in third.intersections(first, *pair)}
     assert {("b", "a"), ("b", "alpha_c"), ("a", "semantic baseline")} <= events
     with pytest.raises(ta.InputError, match="names must be omega"):
-        first.intersections(made.events("alpha_c", "sigma", *np.ones((3, 2))))
+        first.intersections(made.events("alpha_c", "sigma", [1.0, 2.0], *np.ones((2, 2))))
 
 
 def test_points_in_any_order_and_slopes_of_a_spline():

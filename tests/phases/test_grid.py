@@ -135,7 +135,7 @@ def launch(script: str, *arguments: str, stderr: int | None = None, **environmen
 
 
 def assert_same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
-    assert a.attrs["fingerprint"] == b.attrs["fingerprint"] and jax.tree.structure(a) == jax.tree.structure(b)
+    assert a.attrs["fingerprint"] == b.attrs["fingerprint"]
     for first, second in ((a.positional, b.positional), (a.semantic, b.semantic)):
         np.testing.assert_array_equal(first.replicates.status, second.replicates.status)
         has_state = np.all(first.replicates.status <= ta.Status.stalled, -1)

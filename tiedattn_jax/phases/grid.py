@@ -29,7 +29,7 @@ from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
-from .inputs import check_top_level, prepared
+from .inputs import prepared
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
@@ -89,12 +89,10 @@ def phase_diagram(
             alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
-    require_kind(model, "model", Model, "a Model such as dot_product()")
-    check_top_level(model)
+    nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     model, alpha, its_axes = axes_of(model, axes, numbers)
     names = [axis.name for axis in its_axes]
     require(len(names) == 2, "axes", names, "two, such as alpha=alphas, omega=omegas")
-    nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if (alpha is None) != ("alpha" in names):
         raise InputError("alpha", f"must be given, as a number or as an axis, got axes {' and '.join(names)}")
     if alpha is not None:
