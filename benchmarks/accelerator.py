@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
+from tiedattn_jax.base import VERSION
 from tiedattn_jax.base.files import write_whole
 from tiedattn_jax.finite.products import back_project, student_fields
 
@@ -46,25 +47,25 @@ def clock(fn: Callable[[], Any], repeat: int) -> tuple[float, float, Any]:
     return times[0], float(np.median(times[1:] or times)), result
 
 
-def deviation(state: ta.FixedPoint) -> float:
+def deviation(state: ta.results.FixedPoint) -> float:
     """Return the largest relative error of the order parameters of the semantic state at alpha = 2."""
     return max(abs(float(getattr(state, name)) / value - 1) for name, value in STATE.items())
 
 
 def solve(small: bool) -> Iterator[Row]:
     """Solve a state on lines of order 9, without a given start."""
-    model = ta.dot_product()
-    nodes = ta.line_nodes(model, 3 if small else 9)
+    model = ta.DotProduct()
+    nodes = ta.Lines(3 if small else 9).rule(model)
     first, seconds, state = clock(lambda: ta.solve(model, 2.0, "semantic", nodes), 1 if small else 5)
     yield {"case": "solve", "first": first, "seconds": seconds, "error": deviation(state), "status": state.status_name}
 
 
 def gradient(small: bool) -> Iterator[Row]:
     """Differentiate theta of a solved state in sigma."""
-    nodes = ta.line_nodes(ta.dot_product(), 3 if small else 9)
+    nodes = ta.Lines(3 if small else 9).rule(ta.DotProduct())
 
     def theta(sigma: Float[Array, ""]) -> Float[Array, ""]:
-        return ta.solve(ta.dot_product(sigma=sigma), 2.0, "semantic", nodes).theta
+        return ta.solve(ta.DotProduct(sigma=sigma), 2.0, "semantic", nodes).theta
 
     first, seconds, slope = clock(lambda: jax.grad(theta)(jnp.asarray(0.5)), 1 if small else 3)
     yield {"case": "gradient of a solve", "first": first, "seconds": seconds, "value": float(slope)}
@@ -72,8 +73,8 @@ def gradient(small: bool) -> Iterator[Row]:
 
 def transition(small: bool) -> Iterator[Row]:
     """Find alpha_c with its sensitivities, without a given start."""
-    model = ta.dot_product()
-    nodes = ta.line_nodes(model, 3 if small else 9)
+    model = ta.DotProduct()
+    nodes = ta.Lines(3 if small else 9).rule(model)
     first, seconds, critical = clock(lambda: ta.critical_alpha(model, nodes), 1 if small else 3)
     row = {"case": "critical_alpha", "first": first, "seconds": seconds, "error": float(critical.alpha) - ALPHA_C}
     yield row | {"stderr": float(critical.stderr), "by_sigma": float(critical.sensitivities.sigma)}
@@ -84,8 +85,8 @@ def states(small: bool) -> Iterator[Row]:
     count = 8 if small else 1000
     rng = np.random.default_rng(0)
     omegas, alphas = rng.uniform(0.05, 0.9, count), rng.uniform(0.3, 2.5, count)
-    models = [ta.dot_product(omega=omega) for omega in omegas]
-    nodes = ta.line_nodes(models[0], 3 if small else 5, replicates=1)
+    models = [ta.DotProduct(omega=omega) for omega in omegas]
+    nodes = ta.Lines(3 if small else 5, replicates=1).rule(models[0])
     pairs = list(zip(models, alphas, strict=True))
     first, seconds, curve = clock(lambda: ta.sweep(pairs, "semantic", nodes=nodes), 1)
     absent = float(np.mean([status == ta.Status.absent for status in curve.status]))
@@ -98,8 +99,8 @@ def states(small: bool) -> Iterator[Row]:
 def diagram(small: bool) -> Iterator[Row]:
     """Solve both branches on a grid of alpha and omega, on four replicates of order 5."""
     side = 3 if small else 25
-    model = ta.dot_product()
-    nodes = ta.line_nodes(model, 3 if small else 5)
+    model = ta.DotProduct()
+    nodes = ta.Lines(3 if small else 5).rule(model)
     x, y = np.linspace(0.25, 2.5, side), np.linspace(0.05, 0.8, side)
     first, seconds, result = clock(lambda: ta.phase_diagram(model, alpha=x, omega=y, nodes=nodes), 1)
     loss = float(np.mean([branch.replicates.train_loss for branch in (result.positional, result.semantic)]))
@@ -115,7 +116,7 @@ def gamp(small: bool) -> Iterator[Row]:
 
 
 def _gamp(d: int) -> Row:
-    model = ta.dot_product()
+    model = ta.DotProduct()
     data = ta.sample_data(model, d, 2.0, jax.random.key(0))
     size = sum(a.nbytes for a in jax.tree.leaves(data))
 
@@ -142,7 +143,7 @@ def _gamp(d: int) -> Row:
 def train(small: bool) -> Iterator[Row]:
     """Time a gradient step, and measure the peak memory of training."""
     d = 50 if small else 10000
-    model = ta.dot_product()
+    model = ta.DotProduct()
     data = ta.sample_data(model, d, 2.0, jax.random.key(0))
     size = sum(a.nbytes for a in jax.tree.leaves(data))
     before = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", np.nan)
@@ -169,7 +170,7 @@ def run(names: list[str], small: bool, budget: float, out: Path) -> Path:
     """Measure and print the rows, write them to a file, and return its path."""
     device = jax.local_devices()[0]
     header = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
-    header |= {"version": ta.VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
+    header |= {"version": VERSION, "date": datetime.date.today().isoformat(), "x64": bool(jax.config.jax_enable_x64)}
     name = re.sub(r"\W+", "-", device.device_kind.lower()).strip("-")
     path, rows = out / f"{header['date']}-{name}-accelerator.json", []
     for key in names:

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from matplotlib.colors import LogNorm
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases.table import numbers_of_states
@@ -27,12 +28,12 @@ from tiedattn_jax.plotting.style import panels
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 
 
-def transitions(omegas: Float[np.ndarray, " A"], nodes: ta.Rule) -> list[ta.Transition]:
+def transitions(omegas: Float[np.ndarray, " A"], nodes: Rule) -> list[ta.results.Transition]:
     """Find alpha_c at every omega, each search starting from the previous transition."""
-    events: list[ta.Transition] = []
+    events: list[ta.results.Transition] = []
     for omega in omegas:
         start = events[-1].branches if events and events[-1].ok else None
-        events.append(ta.critical_alpha(ta.dot_product(omega), nodes, start=start))
+        events.append(ta.critical_alpha(ta.DotProduct(omega), nodes, start=start))
     return events
 
 
@@ -45,8 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     alphas, omegas = np.linspace(0.2, 4.0, args.alphas), np.linspace(0.05, 0.5, args.omegas)
-    model = ta.dot_product()
-    nodes = ta.line_nodes(model, args.order)
+    model = ta.DotProduct()
+    nodes = ta.Lines(args.order).rule(model)
     grid = ta.phase_diagram(model, alpha=alphas, omega=omegas, nodes=nodes, out=args.out / "rs_error_grid", resume=True)
     branches = [numbers_of_states(branch) for branch in (grid.positional, grid.semantic)]
     loss, elevation, mass = (np.stack([b[k][0] for b in branches]) for k in ("train_loss", "rs_error", "jump_mass"))

@@ -29,7 +29,7 @@ FLOOR = 0.1  # least relative size of the branch's order parameter at a minimum 
 
 def model_of(omega: float) -> ta.DotProduct:
     """Return the model at an omega; the classes have sigma^2 = .25 and .36."""
-    return ta.dot_product(
+    return ta.DotProduct(
         omega, spectrum=ta.SpectralLaw.of_classes([0.25, 0.36], SHARES, **VECTORS, teacher_means=[0.3, -0.3])
     )
 
@@ -44,7 +44,7 @@ def row(model: ta.Model, x: ta.Overlaps, train_loss: Float[Array, ""], gen_error
 
 
 def minima(
-    model: ta.Model, branch: str, state: ta.FixedPoint, d: int, alpha: float, key: PRNGKeyArray, starts: int
+    model: ta.Model, branch: str, state: ta.results.FixedPoint, d: int, alpha: float, key: PRNGKeyArray, starts: int
 ) -> list:
     """Train one instance; return the minimum from the named start, and the lowest one on the branch from any start."""
     data = ta.sample_data(model, d, alpha, key, normalise=True)
@@ -72,7 +72,7 @@ def main() -> None:
     print("|", " | ".join(("", "quantity", "theory", *columns)), "|\n" + "|---" * 7 + "|")
     for name, (omega, alpha) in ((k, v) for k, v in CASES.items() if args.case in k):
         model, branch = model_of(omega), name.partition(", ")[2]
-        state = ta.solve(model, alpha, branch, ta.line_nodes(model, 5, replicates=2))
+        state = ta.solve(model, alpha, branch, ta.Lines(5, replicates=2).rule(model))
         theory = row(model, state.overlaps, state.train_loss, state.gen_error)
         keys = jax.random.split(jax.random.key(0), args.instances)
         results = [minima(model, branch, state, args.d, alpha, key, args.starts) for key in keys]

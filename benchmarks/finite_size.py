@@ -31,14 +31,14 @@ from tiedattn_jax.theory.equations import Equations
 
 def theory(d: int, alpha: float, instances: int, branch: str, order: int, response: str) -> dict[str, Any]:
     """Compare message passing on instances with the theory at the realised norm of each teacher."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     result = ta.run_instances(
         model,
         d,
         alpha,
         lambda data, key: ta.gamp(model, data, branch, tol=1e-10, steps=400, response=response),
         jax.random.split(jax.random.key(1000), instances),
-        nodes=ta.line_nodes(model, order),
+        nodes=ta.Lines(order).rule(model),
         sentences=400_000,
         progress=lambda done, total: print(f"{done} of {total}", file=sys.stderr),
     )
@@ -77,12 +77,12 @@ def lowest_curvature(model: ta.Model, data: ta.Data, Q: Float[Array, "d r"]) -> 
 
 def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: float | None) -> dict[str, Any]:
     """Find where each run ends, whether that is a minimum, and whether other minima are near."""
-    model, rows = ta.dot_product(), []
+    model, rows = ta.DotProduct(), []
 
-    def lbfgs(data: ta.Data, Q: str | Float[Array, "d r"], **options: Any) -> ta.Training:
+    def lbfgs(data: ta.Data, Q: str | Float[Array, "d r"], **options: Any) -> ta.results.Training:
         return ta.train(model, data, Q, optimizer="lbfgs", steps=3000, **options)
 
-    def run(data: ta.Data, key: PRNGKeyArray) -> ta.GAMP | ta.Training:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.results.GAMP | ta.results.Training:
         options: dict[str, Any] = {"key": key, "scale": scale}
         first = ta.gamp(model, data, start, tol=1e-10, **options) if method == "gamp" else lbfgs(data, start, **options)
         end = first if first.ok else lbfgs(data, first.Q)
@@ -104,7 +104,7 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
         return end
 
     keys = jax.random.split(jax.random.key(1000), instances)
-    nodes = ta.line_nodes(model, 5)
+    nodes = ta.Lines(5).rule(model)
     progress = {"progress": lambda done, total: print(f"{done} of {total}", file=sys.stderr)}
     result = ta.run_instances(model, d, alpha, run, keys, nodes=nodes, normalise=True, **progress)
     print(result.summary(), file=sys.stderr)
@@ -119,7 +119,7 @@ def undamped(d: int) -> list[dict[str, Any]]:
     rows = []
     for alpha in (0.9, 1.2, 2.0, 3.0):
         for branch in ("semantic", "positional"):
-            model = ta.dot_product()
+            model = ta.DotProduct()
             data = ta.sample_data(model, d, alpha, jax.random.key(0), normalise=True)
             fixed_point = ta.gamp(model, data, branch)
             run = ta.gamp(model, data, fixed_point, damping=1.0, steps=400, tol=1e-30)
@@ -127,7 +127,7 @@ def undamped(d: int) -> list[dict[str, Any]]:
             first = residuals[: np.argmax(residuals > 1e-4)]  # empty where they never grow
             indices = np.flatnonzero(first > 1e-9)
             growth = np.polyfit(indices, np.log(residuals[indices]), 1)[0] if len(indices) > 2 else np.nan
-            nodes = ta.line_nodes(model, 9, replicates=1, even=True)
+            nodes = ta.Lines(9, replicates=1, even=True).rule(model)
             fp = ta.solve(model, alpha, branch, nodes)
             replicate, free = nodes.replicate(0), BRANCHES[None].free(model)
             v = Coordinates(model, free).pack(fp.overlaps)

@@ -40,7 +40,7 @@ def child(call: str) -> dict:
         programs[details.get("fun_name", "?").removeprefix("jit(").removesuffix(")")] += seconds if part in PARTS else 0
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    model = ta.dot_product()
+    model = ta.DotProduct()
 
     def transition() -> None:
         from tiedattn_jax.cli.main import main
@@ -51,7 +51,7 @@ def child(call: str) -> dict:
     calls = {
         "import": lambda: None,
         "solve": lambda: ta.solve(model, 2.0).theta,
-        "gradient": lambda: jax.grad(lambda sigma: ta.solve(ta.dot_product(sigma=sigma), 2.0).theta)(0.5),
+        "gradient": lambda: jax.grad(lambda sigma: ta.solve(ta.DotProduct(sigma=sigma), 2.0).theta)(0.5),
         "critical_alpha": lambda: ta.critical_alpha(model).alpha,
         "transition": transition,
     }

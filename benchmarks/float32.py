@@ -17,12 +17,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Rule
 
 Row = tuple[str, Float[np.ndarray, "..."], Float[np.ndarray, "..."] | None]  # name, values, error bars
 STATES = (("semantic", 2.0), ("positional", 2.0), ("semantic", 1.0))
 
 
-def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
+def states(model: ta.Model, nodes: Rule, d: int) -> Iterator[Row]:
     """Yield all stored numbers of three fixed points."""
     for branch, alpha in STATES:
         point = ta.solve(model, alpha, branch, nodes)
@@ -32,7 +33,7 @@ def states(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
                 yield f"{branch}, alpha = {alpha:g}: {name}", np.asarray(value), np.asarray(bars[name])
 
 
-def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
+def transitions(model: ta.Model, nodes: Rule, d: int) -> Iterator[Row]:
     """Yield alpha_c and alpha_l with their sensitivities."""
     alpha_c = ta.critical_alpha(model, nodes)
     for name, event in (("alpha_c", alpha_c), ("alpha_l", ta.linear_crossing(model, alpha_c, nodes))):
@@ -42,7 +43,7 @@ def transitions(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
             yield f"d {name} / d {field}", np.asarray(slope), np.asarray(bar)
 
 
-def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
+def derivatives(model: ta.Model, nodes: Rule, d: int) -> Iterator[Row]:
     """Yield derivatives of the semantic state at alpha = 2."""
 
     def numbers(model: ta.Model) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -54,9 +55,9 @@ def derivatives(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
             yield f"d {name} / d {field}", np.asarray(getattr(slopes, field)), None
 
 
-def instances(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
+def instances(model: ta.Model, nodes: Rule, d: int) -> Iterator[Row]:
     """Yield results of message passing and training on one instance."""
-    data = ta.sample_data(ta.dot_product(), d, 2.0, jax.random.key(0))
+    data = ta.sample_data(ta.DotProduct(), d, 2.0, jax.random.key(0))
     data = jax.tree.map(lambda a: a.astype(model.lam.dtype) if a.dtype == np.float64 else a, data)
     runs = {"message passing": ta.gamp, "L-BFGS": lambda *a: ta.train(*a, optimizer="lbfgs")}
     for name, run in runs.items():
@@ -66,13 +67,13 @@ def instances(model: ta.Model, nodes: ta.Rule, d: int) -> Iterator[Row]:
             yield f"{name}, {branch}: q", np.asarray(estimate.overlaps.q), None
 
 
-PARTS: tuple[Callable[[ta.Model, ta.Rule, int], Iterator[Row]], ...] = (states, transitions, derivatives, instances)
+PARTS: tuple[Callable[[ta.Model, Rule, int], Iterator[Row]], ...] = (states, transitions, derivatives, instances)
 
 
-def differences(part: Callable[[ta.Model, ta.Rule, int], Iterator[Row]], order: int, d: int) -> Iterator[str]:
+def differences(part: Callable[[ta.Model, Rule, int], Iterator[Row]], order: int, d: int) -> Iterator[str]:
     """Yield a line of the table for each number."""
-    models = [ta.dot_product(dtype=dtype) for dtype in ("float64", "float32")]
-    rows = (part(model, ta.line_nodes(model, order), d) for model in models)
+    models = [ta.DotProduct(dtype=dtype) for dtype in ("float64", "float32")]
+    rows = (part(model, ta.Lines(order).rule(model), d) for model in models)
     for (name, value, bar), (_, rounded, _) in zip(*rows, strict=True):
         size = np.max(np.abs(value))
         error, scatter = (

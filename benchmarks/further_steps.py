@@ -112,8 +112,8 @@ def universal(steps: int) -> list[float]:
 
 def at_a_state(alpha: float, branch: str, order: int) -> tuple[float, float, float]:
     """Return the elevations of one and two steps at a state of the standard model, and the state's own `rs_error`."""
-    model = ta.dot_product()
-    rule = ta.line_nodes(model, order)
+    model = ta.DotProduct()
+    rule = ta.Lines(order).rule(model)
     state = ta.solve(model, alpha, branch, rule)
     x = jax.tree.map(lambda a: a[0], state.replicates.overlaps)
     sums = eqx.filter_jit(channel_gradient)(model, x, rule.replicate(0), moments)[2]

@@ -47,7 +47,7 @@ class Sampled(ta.DotProduct):
 def tokens(L: int, omega: float) -> ta.DotProduct:
     """Return a layer with L tokens whose positional target gives .6 to the token itself."""
     mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
-    return ta.dot_product(omega, mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
+    return ta.DotProduct(omega, mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
 
 
 def matrices(omega: float) -> ta.CausalDotProduct:
@@ -62,27 +62,27 @@ def matrices(omega: float) -> ta.CausalDotProduct:
     covariances = np.stack([np.diag(spectrum) for spectrum in spectra])
     teacher = np.kron([[1.0], [-1.0]], rng.standard_normal((d, 1)))
     law = ta.SpectralLaw.from_matrices(covariances, encodings, teacher)
-    return ta.causal_dot_product(omega, spectrum=law)
+    return ta.CausalDotProduct(omega, spectrum=law)
 
 
 def cases() -> list[tuple[str, ta.Model, str, float]]:
     """Return name, model, branch and alpha of every case."""
-    untied = partial(ta.untied_dot_product, mixing=[[0.3, 0.7], [0.8, 0.2]], teacher=np.eye(2))
-    tied = partial(ta.untied_dot_product, tied_teacher=True)
+    untied = partial(ta.UntiedDotProduct, mixing=[[0.3, 0.7], [0.8, 0.2]], teacher=np.eye(2))
+    tied = partial(ta.UntiedDotProduct, tied_teacher=True)
     sampled = {"lam": 0.3, "teacher": 4.0}
     return [
-        ("causal", ta.causal_dot_product(), "semantic", 2.0),
-        ("causal", ta.causal_dot_product(0.6), "positional", 4.0),
-        ("linear", ta.linear_attention(), "semantic", 2.0),
-        ("linear", ta.linear_attention(0.6), "positional", 4.0),
+        ("causal", ta.CausalDotProduct(), "semantic", 2.0),
+        ("causal", ta.CausalDotProduct(0.6), "positional", 4.0),
+        ("linear", ta.LinearAttention(), "semantic", 2.0),
+        ("linear", ta.LinearAttention(0.6), "positional", 4.0),
         ("untied", untied(0.1), "semantic", 5.0),
         ("untied", untied(0.6), "positional", 4.0),
         ("untied, tied target", tied(0.1), "semantic", 4.0),
         ("untied, tied target", tied(0.6), "positional", 4.0),
-        ("ReLU", ta.relu_attention(), "semantic", 20.0),
-        ("ReLU", ta.relu_attention(), "semantic", 5.0),
-        ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 4.0),
-        ("rank 2", ta.dot_product(0.1, rank=2, teacher=np.eye(2)), "semantic", 6.0),
+        ("ReLU", ta.ReLUAttention(), "semantic", 20.0),
+        ("ReLU", ta.ReLUAttention(), "semantic", 5.0),
+        ("rank 2", ta.DotProduct(0.1, rank=2, teacher=np.eye(2)), "semantic", 4.0),
+        ("rank 2", ta.DotProduct(0.1, rank=2, teacher=np.eye(2)), "semantic", 6.0),
         ("3 tokens", tokens(3, 0.3), "semantic", 3.0),
         ("3 tokens", tokens(3, 0.6), "positional", 4.0),
         ("3 tokens", tokens(3, 0.3), "semantic", 5.0),
@@ -124,7 +124,7 @@ def main() -> None:
         print(f"{name}: {result.groups}, largest gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
 
 
-def train(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.Training:
+def train(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.results.Training:
     """Train to a critical point of the risk."""
     return ta.train(model, data, branch, optimizer="lbfgs", steps=3000, tol=1e-8, key=key)
 

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Replicate
 from tiedattn_jax.base.report import error_bar, with_error
 from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.theory.observables import gen_error_in
@@ -87,7 +88,7 @@ def lowest(minima: list[Minima]) -> Minima:
     return joined.select(jnp.argmin(jnp.where(joined.on_branch, joined.loss, jnp.inf)))
 
 
-def row(rs: ta.FixedPoint, lines: ta.Replicate, minima: list[Minima]) -> dict[str, Any]:
+def row(rs: ta.results.FixedPoint, lines: Replicate, minima: list[Minima]) -> dict[str, Any]:
     """Return the numbers of one instance, relative to the RS state."""
     best, first = lowest(minima), minima[0].select(0)
 
@@ -136,8 +137,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for the numbers of every instance")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    model = ta.dot_product()
-    rule = ta.line_nodes(model, 7)
+    model = ta.DotProduct()
+    rule = ta.Lines(7).rule(model)
     rs = ta.solve(model, args.alpha, "positional", rule)
     print(rs, flush=True)
     if not rs.exists:

@@ -60,9 +60,9 @@ class Heads(ta.DotProduct):
 
 def cases() -> dict[str, tuple[ta.Model, float, str]]:
     """Return model, alpha and branch by name."""
-    l1 = ta.dot_product(lam=0.0, penalty=ta.L1(0.01))
-    net = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
-    untied = ta.untied_dot_product(lam=0.01, penalty=ta.L1(0.01), tied_teacher=True)
+    l1 = ta.DotProduct(lam=0.0, penalty=ta.L1(0.01))
+    net = ta.DotProduct(lam=0.01, penalty=ta.L1(0.01))
+    untied = ta.UntiedDotProduct(lam=0.01, penalty=ta.L1(0.01), tied_teacher=True)
     return {
         "l1, semantic": (l1, 4.0, "semantic"),
         "l1, positional": (l1, 4.0, "positional"),
@@ -85,7 +85,7 @@ def main() -> None:
     for name, (model, alpha, branch) in ((k, v) for k, v in cases().items() if args.case in k):
         keys = jax.random.split(jax.random.key(0), args.instances)
         run = partial(critical_point, model, branch)
-        nodes = ta.line_nodes(model, 15) if model.shape[1] == 1 else ta.sobol_nodes(model, 2**15)
+        nodes = ta.Lines(15).rule(model) if model.shape[1] == 1 else ta.Sobol(2**15).rule(model)
         result = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
         fraction = f"{(result.ok & (result.branch == branch)).sum()} of {args.instances}"
         print_rows(name, fraction, {label: row for label, row in result.difference(branch).items() if row[1] != 0})
@@ -96,10 +96,10 @@ def main() -> None:
 
 def three_heads(name: str, d: int, instances: int) -> None:
     """Print the rows of the student with three heads; the theory is at the model's rho."""
-    net = ta.dot_product(lam=0.005, penalty=ta.L1(0.002), teacher=jnp.eye(2), rank=3)
+    net = ta.DotProduct(lam=0.005, penalty=ta.L1(0.002), teacher=jnp.eye(2), rank=3)
     model, alpha = Heads(**vars(net)), 6.0
 
-    def run(data: ta.Data, key: PRNGKeyArray) -> ta.GAMP:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.results.GAMP:
         semantic, positional = (start(model, data, init, key) for init in PAIR[::-1])
         Q = 0.2 * semantic + positional
         # Message passing from this start leaves its domain, so a thousand steps of training come first.
@@ -109,7 +109,7 @@ def three_heads(name: str, d: int, instances: int) -> None:
     result = ta.run_instances(
         model, d, alpha, run, jax.random.split(jax.random.key(0), instances), theory=False, normalise=True
     )
-    state = ta.solve(model, alpha, None, ta.sobol_nodes(model, 2**15))
+    state = ta.solve(model, alpha, None, ta.Sobol(2**15).rule(model))
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     fraction = f"{result.ok.sum()} of {instances}"
     rows = {}
@@ -133,7 +133,9 @@ def print_rows(name: str, fraction: str, rows: dict[str, tuple[float, ...]]) -> 
         name = fraction = ""
 
 
-def critical_point(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.GAMP | ta.Training:
+def critical_point(
+    model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray
+) -> ta.results.GAMP | ta.results.Training:
     """Find a critical point of the risk by message passing; if that does not converge, train from where it ended."""
     estimate = ta.gamp(model, data, branch)
     return estimate if estimate.ok else ta.train(model, data, estimate.Q, steps=50_000, rate=0.5, tol=1e-8)

@@ -31,14 +31,14 @@ POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.
 
 def grid(a: argparse.Namespace) -> None:
     """Print seconds per cell after compilation, and alpha_c at omega = .3 as read from the grid."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     for size in a.sizes:
         ticks: list[tuple[float, int]] = []
         diagram = ta.phase_diagram(
             model,
             alpha=np.linspace(0.1, 2.0, size),
             omega=np.linspace(0.02, 0.5, size),
-            nodes=ta.sobol_nodes(model, a.sobol) if a.sobol else ta.line_nodes(model, a.order),
+            nodes=ta.Sobol(a.sobol).rule(model) if a.sobol else ta.Lines(a.order).rule(model),
             devices=a.devices,
             progress=lambda done, total, ticks=ticks: ticks.append((time.perf_counter(), done)),
         )
@@ -59,13 +59,13 @@ def grid(a: argparse.Namespace) -> None:
 
 def boundaries(a: argparse.Namespace) -> None:
     """Trace boundaries over omega; print them, their intersections, and alpha_c by the published quadrature."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     omegas = np.linspace(0.43, 0.0, a.points)
     curves: dict[str, Any] = {}
     for name in a.names:
         start = time.perf_counter()
         try:
-            curves[name] = curve = ta.sweep(model, name, omega=omegas, nodes=ta.line_nodes(model, a.order), follow=True)
+            curves[name] = curve = ta.sweep(model, name, omega=omegas, nodes=ta.Lines(a.order).rule(model), follow=True)
         except ValueError as error:
             print(f"{name}: {error}")
             continue
@@ -79,13 +79,13 @@ def boundaries(a: argparse.Namespace) -> None:
     if a.published:
         import published_method as published
 
-        replicate = ta.line_nodes(model, a.order, replicates=1).replicate(0)
+        replicate = ta.Lines(a.order, replicates=1).rule(model).replicate(0)
 
         def exact(x: published.Overlaps, p: published.Problem) -> float:
             """Return the training loss that precise averages give at the published method's overlaps."""
             ones = jnp.ones((2, 1, 1))
             overlaps = ta.Overlaps(x.q * ones, x.V * ones, x.theta * ones, x.m * jnp.array([[1.0], [-1.0]]))
-            m = ta.dot_product(omega=p.omega)
+            m = ta.DotProduct(omega=p.omega)
             return float(Equations(m, jnp.asarray(p.alpha), replicate, jnp.ones(2)).step(overlaps)[1].train_loss)
 
         for omega, alpha in list(zip(curves["alpha_c"].at, curves["alpha_c"].alpha, strict=True))[:: a.points // 4]:
@@ -100,14 +100,14 @@ def boundaries(a: argparse.Namespace) -> None:
 def simulation(a: argparse.Namespace) -> None:
     """Print the loss difference of the branches: theory, and training from both starts on common instances."""
     for alpha, omega in POINTS:
-        model = ta.dot_product(omega=omega)
+        model = ta.DotProduct(omega=omega)
         points = {b: ta.solve(model, alpha, b) for b in ("positional", "semantic")}
         keys = jax.random.split(jax.random.key(0), a.instances)
 
         def ends(
             branch: str, model: ta.Model = model, alpha: float = alpha, keys: Key[Array, " K"] = keys
-        ) -> ta.Instances:
-            def run(data: ta.Data, key: PRNGKeyArray) -> ta.Training:
+        ) -> ta.results.Instances:
+            def run(data: ta.Data, key: PRNGKeyArray) -> ta.results.Training:
                 return ta.train(model, data, branch, optimizer="lbfgs", key=key, steps=a.steps)
 
             return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)

@@ -307,7 +307,7 @@ def library_solve(alpha: float, omega: float, sigma: float, lam: float, branch: 
         print(f"library left out: {error}", file=sys.stderr)
         return None
     jax.config.update("jax_enable_x64", True)
-    model = ta.dot_product(omega=omega, sigma=sigma, lam=lam)
+    model = ta.DotProduct(omega=omega, sigma=sigma, lam=lam)
 
     def timed() -> tuple[Any, float]:
         start_time = time.perf_counter()

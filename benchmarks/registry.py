@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.finite.sampling import start as start_of
 
 from . import monte_carlo, published_method, pytorch_training
@@ -21,11 +22,11 @@ from .suite import Measurement, measure
 
 Measured = Iterator[Measurement]
 NUMBERS: dict[str | None, tuple[str, ...]] = {"semantic": ("q", "V", "theta"), "positional": ("q", "V", "m")}
-RULES: dict[str, Callable[[ta.Model, int], ta.Rule]] = {
+RULES: dict[str, Callable[[ta.Model, int], Rule]] = {
     "lines": ta.default_nodes,
     "Sobol": ta.sobol_nodes,
     "Monte Carlo": ta.monte_carlo_nodes,
-    "Gauss-Hermite": lambda model, n: ta.gauss_hermite_nodes(model, int((n + 0.5) ** 0.25)),  # four fields
+    "Gauss-Hermite": lambda model, n: ta.GaussHermite(int((n + 0.5) ** 0.25)).rule(model),  # four fields
 }
 ALPHA = 2.0
 _REFERENCE_ORDER = 15  # order of the lines of the reference values, which are accurate to 4e-6
@@ -33,25 +34,25 @@ _WIDE_REFERENCE, _LINE_NODES = 2**16, 32  # beyond two fields: nodes of the refe
 _STEP = 1e-3  # step in sigma of the central difference that is the reference of the derivative
 
 
-def _reference_rule(model: ta.Model) -> ta.Rule:
-    return ta.line_nodes(model, _REFERENCE_ORDER, replicates=1)
+def _reference_rule(model: ta.Model) -> Rule:
+    return ta.Lines(_REFERENCE_ORDER, replicates=1).rule(model)
 
 
 @functools.cache
 def _reference(alpha: float, branch: str) -> Float[np.ndarray, "1 3"]:
     """Return the reference order parameters at the standard setting."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     return order_parameters(ta.solve(model, alpha, branch, _reference_rule(model), settings=ta.Settings(tol=1e-7)))
 
 
 @functools.cache
 def _alpha_c() -> float:
     """Return the reference alpha_c at the standard setting."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     return float(ta.critical_alpha(model, _reference_rule(model)).alpha)
 
 
-def order_parameters(point: ta.FixedPoint) -> Float[np.ndarray, "R 3"]:
+def order_parameters(point: ta.results.FixedPoint) -> Float[np.ndarray, "R 3"]:
     """Return the order parameters `NUMBERS` of the first token in every replicate."""
     x = point.replicates.overlaps
     return np.stack([np.asarray(getattr(x, name)[:, 0]).reshape(-1) for name in NUMBERS[point.branch]], 1)
@@ -64,7 +65,7 @@ def worst(values: Float[np.ndarray, "R k"], reference: Float[np.ndarray, "#R k"]
 
 def _solve(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a replicate of the semantic branch, next to other programs that find it."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     rules = [(rule, RULES[rule](model, size)) for size in sizes for rule in ("lines", "Sobol")]
     comparators = list(_comparators(min(sizes)))
     yield from comparators
@@ -74,7 +75,7 @@ def _solve(sizes: Sequence[int], repeat: int) -> Measured:
 
 def _rules(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a replicate on every averaging rule, at one state without and two with jumps of the proximal operator."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     rules = [(rule, make(model, size)) for size in sizes for rule, make in RULES.items()]
     for alpha, branch in ((ALPHA, "semantic"), (ALPHA, "positional"), (1.0, "semantic")):
         for rule, nodes in rules:
@@ -84,17 +85,17 @@ def _rules(sizes: Sequence[int], repeat: int) -> Measured:
 def _wide(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a replicate beyond two fields of the student, on the averaging rules that support it."""
     for name, model in _wide_models().items():
-        reference = ta.solve(model, ALPHA, "semantic", ta.sobol_nodes(model, _WIDE_REFERENCE, seed=1))
+        reference = ta.solve(model, ALPHA, "semantic", ta.Sobol(_WIDE_REFERENCE, seed=1).rule(model))
         reference_values = np.mean(invariants(reference), 0)
 
-        def error(point: ta.FixedPoint, reference_values: Float[np.ndarray, "1 4"] = reference_values) -> float:
+        def error(point: ta.results.FixedPoint, reference_values: Float[np.ndarray, "1 4"] = reference_values) -> float:
             return worst(invariants(point), reference_values)
 
         for size in sizes:
             rules = {
-                "Sobol": ta.sobol_nodes(model, size),
-                "Sobol lines": ta.line_nodes(model, lines=size // _LINE_NODES, points=_LINE_NODES),
-                "Monte Carlo": ta.monte_carlo_nodes(model, size),
+                "Sobol": ta.Sobol(size).rule(model),
+                "Sobol lines": ta.Lines(lines=size // _LINE_NODES, points=_LINE_NODES).rule(model),
+                "Monte Carlo": ta.MonteCarlo(size).rule(model),
             }
             for rule, nodes in rules.items():
                 yield _state("wide", f"{name}, {rule}", model, nodes, ALPHA, "semantic", repeat, error)
@@ -105,11 +106,11 @@ def _wide_models() -> dict[str, ta.Model]:
     models: dict[str, ta.Model] = {}
     for L in (3, 4):
         mixing = np.full((L, L), 0.4 / (L - 1)) + (0.6 - 0.4 / (L - 1)) * np.eye(L)
-        models[f"L = {L}"] = ta.dot_product(mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
-    return {**models, "r = 2": ta.dot_product(rank=2, teacher=np.eye(2))}
+        models[f"L = {L}"] = ta.DotProduct(mixing=mixing, encodings=np.linspace(-1, 1, L)[:, None])
+    return {**models, "r = 2": ta.DotProduct(rank=2, teacher=np.eye(2))}
 
 
-def invariants(point: ta.FixedPoint) -> Float[np.ndarray, "R 4"]:
+def invariants(point: ta.results.FixedPoint) -> Float[np.ndarray, "R 4"]:
     """Return mean tr q and tr V over tokens, tr theta theta^T summed over them, and the training loss."""
     x, loss = point.replicates.overlaps, np.asarray(point.replicates.train_loss)
     q, V = (np.trace(np.asarray(a), axis1=2, axis2=3).mean(1) for a in (x.q, x.V))
@@ -120,11 +121,11 @@ def _state(
     name: str,
     case: str,
     model: ta.Model,
-    nodes: ta.Rule,
+    nodes: Rule,
     alpha: float,
     branch: str,
     repeat: int,
-    error: Callable[[ta.FixedPoint], float] | None = None,
+    error: Callable[[ta.results.FixedPoint], float] | None = None,
     against: Sequence[Measurement] = (),
 ) -> Measurement:
     """Measure the solve of a fixed point.
@@ -138,7 +139,7 @@ def _state(
     return measure(name, case, nodes.size, *call, error=error, against=against, **options)
 
 
-def _each_replicate(nodes: ta.Rule, repeat: int) -> dict[str, Any]:
+def _each_replicate(nodes: Rule, repeat: int) -> dict[str, Any]:
     return {"repeat": repeat, "unit": "replicate", "units": nodes.replicates}
 
 
@@ -160,14 +161,14 @@ def _comparators(draws: int) -> Measured:
 def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
     """Time d (training loss) / d sigma on the semantic branch, next to the solve that it contains."""
 
-    def loss(sigma: float | Float[Array, ""], nodes: ta.Rule) -> Float[Array, ""]:
-        return ta.solve(ta.dot_product(sigma=sigma), ALPHA, "semantic", nodes).train_loss
+    def loss(sigma: float | Float[Array, ""], nodes: Rule) -> Float[Array, ""]:
+        return ta.solve(ta.DotProduct(sigma=sigma), ALPHA, "semantic", nodes).train_loss
 
-    model = ta.dot_product()
+    model = ta.DotProduct()
     sigma, nodes = float(model.sigma), _reference_rule(model)
     slope = float(loss(sigma + _STEP, nodes) - loss(sigma - _STEP, nodes)) / (2 * _STEP)
     for size in sizes:
-        nodes = ta.default_nodes(model, size)
+        nodes = size
         options = _each_replicate(nodes, repeat)
         solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **options)
         yield solve
@@ -177,9 +178,9 @@ def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
 
 def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
     """Time alpha_c with its derivatives in every number of the model, on four replicates."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     for size in sizes:
-        nodes = ta.default_nodes(model, size)
+        nodes = size
         yield measure(
             "critical_alpha",
             "lines",
@@ -194,8 +195,8 @@ def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
 
 def _grid(sizes: Sequence[int], repeat: int) -> Measured:
     """Time a row of a phase diagram at the standard omega; the error is that of alpha_c as read from the row."""
-    model = ta.dot_product()
-    nodes, omega = ta.line_nodes(model, 5), [float(model.omega)]
+    model = ta.DotProduct()
+    nodes, omega = ta.Lines(5).rule(model), [float(model.omega)]
     for size in sizes:
         yield measure(
             "grid",
@@ -223,7 +224,7 @@ def _instance(
         peers: function that measures other programs on the same instance.
     """
     for dtype in ("float64", "float32"):
-        model = ta.dot_product(dtype=dtype)
+        model = ta.DotProduct(dtype=dtype)
         for d in sizes:
             data = ta.sample_data(model, d, ALPHA, jax.random.key(0))
             rows, v = data.x.reshape(-1, d), data.known_teacher("the passes")[:, 0]
@@ -259,7 +260,7 @@ def _two_passes(rows: Float[Array, "Ln d"], v: Float[Array, " d"]) -> Float[Arra
     return jax.lax.fori_loop(0, _PASSES, round_trip, v)
 
 
-def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
+def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.results.GAMP]:
     """Return a function that runs 100 iterations of message passing.
 
     The first iterations, which search for the proximal operator from several starts, run here and are not timed.
@@ -268,7 +269,7 @@ def _gamp(model: ta.Model, data: ta.Data) -> Callable[[], ta.GAMP]:
     return lambda: ta.gamp(model, data, first, steps=100, damping=0.02)
 
 
-def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.Training]:
+def _train(model: ta.Model, data: ta.Data) -> Callable[[], ta.results.Training]:
     """Return a function that runs `_STEPS` steps of gradient descent."""
     return lambda: ta.train(model, data, steps=_STEPS, tol=0.0)
 
@@ -294,7 +295,7 @@ def _pytorch(model: ta.Model, data: ta.Data, repeat: int) -> Measured:
 
 def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
     """Time message passing from both starts until it converges."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     for d in sizes:
         data = ta.sample_data(model, d, ALPHA, jax.random.key(3))
         for start in ("semantic", "positional"):
@@ -304,7 +305,7 @@ def _gamp_run(sizes: Sequence[int], repeat: int) -> Measured:
 def _on_demand(sizes: Sequence[int], repeat: int) -> Measured:
     """Time `_STEPS` steps of gradient descent on sentences that are drawn on demand."""
     for dtype in ("float64", "float32"):
-        model = ta.dot_product(dtype=dtype)
+        model = ta.DotProduct(dtype=dtype)
         for d in sizes:
             data = ta.sample_data(model, d, ALPHA, jax.random.key(0), stored=False)
             run = partial(ta.train, model, data, "random", steps=_STEPS, rate=2.0, tol=0.0)

@@ -134,10 +134,10 @@ def bandwidth() -> float:
 
 def loops() -> list[Loop]:
     """Return the loops: prox search, line tracing, an evaluation of Newton's method, and two passes over the data."""
-    model = ta.dot_product()
-    point = ta.solve(model, _ALPHA, _BRANCH, ta.line_nodes(model, 5))
+    model = ta.DotProduct()
+    point = ta.solve(model, _ALPHA, _BRANCH, ta.Lines(5).rule(model))
     free, x = branch_of(_BRANCH).free(model), point.overlaps
-    single, lines = (rule.replicate(0) for rule in (ta.sobol_nodes(model, 2**13), ta.line_nodes(model, 5)))
+    single, lines = (rule.replicate(0) for rule in (ta.Sobol(2**13).rule(model), ta.Lines(5).rule(model)))
     data = ta.sample_data(model, 1000, _ALPHA, jax.random.key(0))
     rows = data.x.reshape(-1, data.x.shape[-1])
     v = Coordinates(model, free).pack(x)
@@ -188,12 +188,12 @@ def plan(device: Device, results: Sequence[Timed]) -> list[str]:
     """Return lines of a table: bytes, operations and expected seconds of typical tasks on a device."""
     rates = {(kind, bits): rate / _COST[kind] for bits, rate in device.simple.items() for kind in _COST}
     *_, evaluation, passes = results
-    model = ta.dot_product()
+    model = ta.DotProduct()
     lines = ["task                              nodes      bytes  operations  seconds at the limit, expected"]
     tasks = {
-        "solve, lines of order 9": ta.line_nodes(model, 9),
-        "solve, lines of order 15": ta.line_nodes(model, 15),
-        "solve, 2^18 Sobol nodes": ta.sobol_nodes(model, 2**18),
+        "solve, lines of order 9": ta.Lines(9).rule(model),
+        "solve, lines of order 15": ta.Lines(15).rule(model),
+        "solve, 2^18 Sobol nodes": ta.Sobol(2**18).rule(model),
     }
     for name, nodes in tasks.items():
         total, stored = nodes.size * nodes.replicates, sum(a.nbytes for a in jax.tree.leaves(nodes))

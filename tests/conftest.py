@@ -15,6 +15,7 @@ import pytest
 from parts import part
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base import programs as compiled
 
 FAST = "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=while-loop-invariant-code-motion"
@@ -92,18 +93,18 @@ def monkeypatch(monkeypatch):
 
 @pytest.fixture(scope="session")
 def model() -> ta.DotProduct:
-    return ta.dot_product()
+    return ta.DotProduct()
 
 
 @pytest.fixture(scope="session")
-def nodes(model) -> ta.Rule:
-    return ta.sobol_nodes(model, 2**13, replicates=4)
+def nodes(model) -> Rule:
+    return ta.Sobol(2**13, replicates=4).rule(model)
 
 
 @pytest.fixture(scope="session")
-def lines(model) -> ta.Rule:
+def lines(model) -> Rule:
     """The smallest form of the default rule, which the command line uses with `--nodes 4096`."""
-    return ta.line_nodes(model, 5)
+    return ta.Lines(5).rule(model)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +112,7 @@ def solved(model, nodes):
     """Fixed points on the shared averages, by (alpha, branch), each solved once."""
     solutions: dict = {}
 
-    def get(alpha: float, branch: str) -> ta.FixedPoint:
+    def get(alpha: float, branch: str) -> ta.results.FixedPoint:
         if (alpha, branch) not in solutions:
             solutions[alpha, branch] = ta.solve(model, alpha, branch, nodes)
         return solutions[alpha, branch]

@@ -56,13 +56,13 @@ def states_near(model, alpha, nodes, start, free, settings) -> State:
     return with_tangents(model, alpha, nodes, free, states)
 
 
-def fixed_point(case=CASES[0], **numbers) -> ta.FixedPoint:
+def fixed_point(case=CASES[0], **numbers) -> ta.results.FixedPoint:
     """A `FixedPoint` of the standard model; the numbers are those of `states`."""
-    model = ta.dot_product()
-    return ta.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
+    model = ta.DotProduct()
+    return ta.results.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
 
 
-def instances(points=(), **columns) -> ta.Instances:
+def instances(points=(), **columns) -> ta.results.Instances:
     """`Instances` made of columns, the fields of its rows with an axis of instances."""
     rows = []
     for row in unstacked(columns, len(columns["status"])):
@@ -70,31 +70,31 @@ def instances(points=(), **columns) -> ta.Instances:
         rows.append(Instance(**numbers, point=None))
     if points:
         rows = [dataclasses.replace(row, point=point) for row, point in zip(rows, points, strict=True)]
-    return ta.Instances(rows, bool(points))
+    return ta.results.Instances(rows, bool(points))
 
 
-def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.Transition:
+def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.results.Transition:
     """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
-    model = ta.dot_product(omega=1.0, sigma=2.0, lam=3.0)
+    model = ta.DotProduct(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
     numbers = jnp.asarray(alpha), jnp.asarray(0.01), jnp.asarray(status), model, bars
-    return ta.Transition(*numbers, branches=branches, event=event)
+    return ta.results.Transition(*numbers, branches=branches, event=event)
 
 
 def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> EventTable:
     """A table of an event along one axis; it is missing where alpha is NaN."""
     cells = [
         Missing(reason, int(ta.Status.absent)) if np.isnan(a)
-        else ta.Transition(jnp.asarray(a), jnp.asarray(bar), jnp.asarray(0), event=event)
+        else ta.results.Transition(jnp.asarray(a), jnp.asarray(bar), jnp.asarray(0), event=event)
         for a, bar in zip(alpha, stderr, strict=True)
     ]  # fmt: skip
     slope = np.full(len(cells), np.nan) if slope is None else np.array(slope, float)
     return EventTable.along(event, name, np.asarray(values, float), cells, slope, exact)
 
 
-def diagram(x, y, cells, attrs=None) -> ta.PhaseDiagram:
+def diagram(x, y, cells, attrs=None) -> ta.results.PhaseDiagram:
     """A diagram with given numbers of the states, arrays (branch, y, x, replicate, ...) by name; others are zero."""
-    model, shape = ta.dot_product(), next(iter(cells.values())).shape[1:4]
+    model, shape = ta.DotProduct(), next(iter(cells.values())).shape[1:4]
     pair = []
     for branch in range(2):
         own = {name: np.array(a[branch]) for name, a in cells.items()}
@@ -109,8 +109,8 @@ def diagram(x, y, cells, attrs=None) -> ta.PhaseDiagram:
             state, overlaps=overlaps, diagnostics=diagnostics, train_loss_partials=partials, **own
         )
         models = jax.tree.map(lambda a: np.broadcast_to(a, (*shape[:2], *a.shape)), model)
-        pair.append(ta.FixedPoint(models, np.ones(shape[:2]), state, ("positional", "semantic")[branch]))
-    return ta.PhaseDiagram(x, y, *pair, {} if attrs is None else attrs)
+        pair.append(ta.results.FixedPoint(models, np.ones(shape[:2]), state, ("positional", "semantic")[branch]))
+    return ta.results.PhaseDiagram(x, y, *pair, {} if attrs is None else attrs)
 
 
 def cells_of(diagram) -> dict:

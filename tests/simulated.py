@@ -25,7 +25,7 @@ def setting(d, eigenvalues=((0.25, 0.25),), seed=0, **options):
     teacher, p, rest = columns[:, :1], columns[:, 1] / np.sqrt(d), columns[:, 2]
     Sigma = np.repeat(np.array(eigenvalues).T, share, 1)
     law = ta.SpectralLaw.from_matrices(Sigma, np.stack([p, -p]), teacher)
-    return ta.dot_product(spectrum=law, **options), Sigma, np.stack([p, -p]), teacher[:, 0], rest
+    return ta.DotProduct(spectrum=law, **options), Sigma, np.stack([p, -p]), teacher[:, 0], rest
 
 
 @partial(jax.jit, static_argnames=("runs", "steps", "every"))

@@ -38,7 +38,7 @@ def _values(a):
 
 @cache
 def model():
-    return ta.dot_product()
+    return ta.DotProduct()
 
 
 @cache
@@ -55,7 +55,7 @@ def key(number):
 
 @cache
 def lines():
-    return ta.line_nodes(model(), 5)
+    return ta.Lines(5).rule(model())
 
 
 def weights():
@@ -89,26 +89,26 @@ CHANGES = {
     "untied_dot_product": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
     "relu_attention": LAYER,
     "linear_attention": LAYER,
-    "default_nodes": (lambda: {"model": model(), "n": 2048}, {"model": ta.untied_dot_product(), "n": 2**15, **RULE}),
-    "sobol_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.dot_product(rank=2), "n": 128, **RULE}),
-    "monte_carlo_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.dot_product(rank=2), "n": 128, **RULE}),
+    "default_nodes": (lambda: {"model": model(), "n": 2048}, {"model": ta.UntiedDotProduct(), "n": 2**15, **RULE}),
+    "sobol_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.DotProduct(rank=2), "n": 128, **RULE}),
+    "monte_carlo_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.DotProduct(rank=2), "n": 128, **RULE}),
     "gauss_hermite_nodes": (
         lambda: {"model": model(), "order": 8},
-        {"model": ta.dot_product(rank=2), "order": 5, "least_weight": 1e-6, **RULE},
+        {"model": ta.DotProduct(rank=2), "order": 5, "least_weight": 1e-6, **RULE},
     ),
     "line_nodes": (
         lambda: {"model": model(), "order": 3},
-        {"model": ta.dot_product(rank=2), "order": 4, "lines": 16, "points": 9, "jumps": 1, "even": True, **RULE},
+        {"model": ta.DotProduct(rank=2), "order": 4, "lines": 16, "points": 9, "jumps": 1, "even": True, **RULE},
     ),
     "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
     "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
     "sample_data": (
         lambda: {"model": model(), "d": 20, "alpha": 1.0, "key": key(0)},
-        {"model": ta.dot_product(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True, "stored": False},
+        {"model": ta.DotProduct(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True, "stored": False},
     ),
     "realised": (
         lambda: {"model": model(), "data": data()},
-        {"model": ta.dot_product(omega=0.6), "data": data(2)},
+        {"model": ta.DotProduct(omega=0.6), "data": data(2)},
     ),
     "spectral_direction": (
         lambda: {"model": model(), "data": data(), "key": key(0)},
@@ -116,7 +116,7 @@ CHANGES = {
     ),
     "risk": (
         lambda: {"model": model(), "data": data(), "Q": weights()},
-        {"model": ta.dot_product(lam=0.1), "data": data(2), "Q": 2 * weights()} | {"exact": True},
+        {"model": ta.DotProduct(lam=0.1), "data": data(2), "Q": 2 * weights()} | {"exact": True},
     ),
     "linear_baseline": (
         lambda: {"data": data()},
@@ -124,12 +124,12 @@ CHANGES = {
     ),
     "heldout_error": (
         lambda: {"model": model(), "data": data(), "Q": weights(), "key": key(0), "sentences": 50},
-        {"model": ta.dot_product(omega=0.6), "data": data(2), "Q": 2 * weights()}
+        {"model": ta.DotProduct(omega=0.6), "data": data(2), "Q": 2 * weights()}
         | {"key": key(1), "sentences": 60, "exact": True, "W": 0.1 * jnp.eye(30)},
     ),
     "train": (
         lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 2},
-        {"model": ta.dot_product(lam=0.1), "data": data(2), "init": "semantic"}
+        {"model": ta.DotProduct(lam=0.1), "data": data(2), "init": "semantic"}
         | {"optimizer": "adam", "exact": True, "value": 0.3, **DESCENT},
     ),
     "gamp": (
@@ -140,7 +140,7 @@ CHANGES = {
             "key": key(0),
             "steps": 12,
         },  # the first ten take derivatives
-        {"model": ta.dot_product(lam=0.1), "data": data(2), "scale": 0.7, **GAMP},
+        {"model": ta.DotProduct(lam=0.1), "data": data(2), "scale": 0.7, **GAMP},
     ),
     "best_ridge": (
         lambda: {"model": model(), "alpha": 1.0, "nodes": lines(), "bracket": (1e-3, 3e-3)},

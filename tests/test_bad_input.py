@@ -18,7 +18,7 @@ from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import prior
 from tiedattn_jax.theory.solve import check_start
 
-MODEL = ta.dot_product()
+MODEL = ta.DotProduct()
 NAN = float("nan")
 
 
@@ -79,27 +79,27 @@ def penalised(lam=0.01, rank=1, **methods):
     }
     members = {k: v for k, v in (valid | methods).items() if v is not None}
     penalty = type("Own", (ta.Penalty,), members)()
-    return eqx.tree_at(lambda m: m.lam, ta.dot_product(rank=rank, penalty=penalty), jnp.asarray(lam))
+    return eqx.tree_at(lambda m: m.lam, ta.DotProduct(rank=rank, penalty=penalty), jnp.asarray(lam))
 
 
 def with_means(**means):
     """The preset with a penalty, and with other means in its law."""
     numbers = {k: None if v is None else jnp.asarray(v) for k, v in means.items()}
     law = lambda self: dataclasses.replace(ta.DotProduct.law(self), **numbers)  # noqa: E731
-    return type("Lawful", (ta.DotProduct,), {"law": law})(**vars(ta.dot_product(penalty=ta.L1(0.01))))
+    return type("Lawful", (ta.DotProduct,), {"law": law})(**vars(ta.DotProduct(penalty=ta.L1(0.01))))
 
 
 _ATOMS = "gamma", "tau", "pi", "cross"
 
 
 def test_good_models_pass():
-    for model in (MODEL, plain(), ta.dot_product(rank=2), ta.dot_product(teacher=[[1.0, 0.2], [0.2, 1.0]])):
+    for model in (MODEL, plain(), ta.DotProduct(rank=2), ta.DotProduct(teacher=[[1.0, 0.2], [0.2, 1.0]])):
         check(model)
     check(with_loss(lambda Z, Y: jnp.sum(Z)), even=False)
     for model in (
         penalised(),
         penalised(0.0),
-        ta.dot_product(lam=0.0, penalty=ta.L1(0.01)),
+        ta.DotProduct(lam=0.0, penalty=ta.L1(0.01)),
         with_means(tau_mean=[[0.0, 0.0]]),
     ):
         check(model)
@@ -122,7 +122,7 @@ def test_a_sharp_bend_is_no_kink():
             return jax.nn.softmax(jax.nn.softplus(1e3 * Z @ Z.T) / 1e3)
 
     for dtype in (jnp.float64, jnp.float32):
-        ta.check(jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), Bent(**vars(ta.dot_product()))))
+        ta.check(jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), Bent(**vars(ta.DotProduct()))))
 
 
 MODELS = {
@@ -242,7 +242,7 @@ MODELS = {
         "tagret must be called target if it is what a Model calls so",
     ),
     "targt of a layer that has a target": (
-        lambda: ta.check(type("Mine", (ta.DotProduct,), {"targt": lambda self, Y: Y @ Y.T})(**vars(ta.dot_product()))),
+        lambda: ta.check(type("Mine", (ta.DotProduct,), {"targt": lambda self, Y: Y @ Y.T})(**vars(ta.DotProduct()))),
         "targt must be called target if it is what a Model calls so",
     ),
     "not invariant": (
@@ -293,7 +293,9 @@ MODELS = {
         "penalty must be even for a branch by name",
     ),
     "penalty of rank 5": (
-        lambda: prior(penalised(rank=5), ta.Conjugates(*(jnp.ones((2, 5, k)) for k in (5, 5, 1)), jnp.ones((2, 5)))),
+        lambda: prior(
+            penalised(rank=5), ta.results.Conjugates(*(jnp.ones((2, 5, k)) for k in (5, 5, 1)), jnp.ones((2, 5)))
+        ),
         "penalty must be None for a student of more than 4 columns, got 5",
     ),
     "nothing holds": (
@@ -364,17 +366,17 @@ CALLS = {
     "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
     "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000.0), r"nodes must be a recipe such as Lines\(9\).*got nodes=1000"),
     "nodes of another shape": (
-        lambda: ta.solve(MODEL, 1.0, nodes=ta.sobol_nodes(ta.dot_product(rank=2), 64)),
+        lambda: ta.solve(MODEL, 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct(rank=2))),
         r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 1\), got nodes for \(2, 2, 1\)",
     ),
     "nodes of another type": (
-        lambda: ta.solve(MODEL, 1.0, nodes=ta.sobol_nodes(ta.dot_product(dtype=jnp.float32), 64)),
+        lambda: ta.solve(MODEL, 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct(dtype=jnp.float32))),
         "nodes must be float64 like the model, got float32",
     ),
     "settings": (lambda: ta.solve(MODEL, 1.0, settings=1e-5), "settings must be a Settings"),
     "start": (lambda: ta.solve(MODEL, 1.0, start=1.0), "start must be Overlaps or a FixedPoint"),
     "start shape": (
-        lambda: ta.solve(MODEL, 1.0, start=BRANCHES["semantic"].start(ta.dot_product(rank=2))),
+        lambda: ta.solve(MODEL, 1.0, start=BRANCHES["semantic"].start(ta.DotProduct(rank=2))),
         r"start must have q of shape \(2, 1, 1\), got shape \(2, 2, 2\)",
     ),
     "start NaN": (
@@ -392,24 +394,24 @@ CALLS = {
     "max_steps": (lambda: ta.Settings(max_steps=-1), "max_steps must be at least 0"),
     "warm_steps": (lambda: ta.Settings(warm_steps=-1), "warm_steps must be at least 0"),
     "damping": (lambda: ta.Settings(damping=1.5), r"damping must be in \(0, 1\]"),
-    "omega": (lambda: ta.dot_product(omega=[0.1, 0.2]), r"omega must be one number, got shape \(2,\)"),
-    "sigma": (lambda: ta.dot_product(sigma=[0.1, 0.2]), "sigma must be one number"),
-    "sigma text": (lambda: ta.dot_product(sigma="a"), "sigma must be a real number"),
-    "sigma huge": (lambda: ta.dot_product(sigma=1e200), "sigma must be"),
-    "lam": (lambda: ta.dot_product(lam=[0.1, 0.2]), "lam must be one number"),
+    "omega": (lambda: ta.DotProduct(omega=[0.1, 0.2]), r"omega must be one number, got shape \(2,\)"),
+    "sigma": (lambda: ta.DotProduct(sigma=[0.1, 0.2]), "sigma must be one number"),
+    "sigma text": (lambda: ta.DotProduct(sigma="a"), "sigma must be a real number"),
+    "sigma huge": (lambda: ta.DotProduct(sigma=1e200), "sigma must be"),
+    "lam": (lambda: ta.DotProduct(lam=[0.1, 0.2]), "lam must be one number"),
     "penalty": (
-        lambda: ta.dot_product(penalty="l1"),
+        lambda: ta.DotProduct(penalty="l1"),
         r"penalty must be a tiedattn_jax.Penalty, such as L1\(0.01\), or None",
     ),
     "strength < 0": (lambda: ta.L1(-1.0), "strength must be zero or positive, and finite, got strength=-1.0"),
-    "mixing empty": (lambda: ta.dot_product(mixing=np.zeros((0, 0))), "mixing must be a square L x L matrix"),
-    "mixing text": (lambda: ta.dot_product(mixing="ab"), "mixing must be"),
-    "encodings empty": (lambda: ta.dot_product(encodings=np.zeros((2, 0))), "encodings must be"),
-    "teacher NaN": (lambda: ta.dot_product(teacher=NAN), "teacher must be positive"),
-    "teacher asymmetric": (lambda: ta.dot_product(teacher=[[1.0, 0.9], [0.0, 1.0]]), "teacher must be"),
-    "rank": (lambda: ta.dot_product(rank=1.5), "rank must be an integer of at least 1, got rank=1.5"),
-    "dtype": (lambda: ta.dot_product(dtype=complex), "dtype must be float32 or float64"),
-    "dtype int": (lambda: ta.dot_product(dtype=int), "dtype must be float32 or float64"),
+    "mixing empty": (lambda: ta.DotProduct(mixing=np.zeros((0, 0))), "mixing must be a square L x L matrix"),
+    "mixing text": (lambda: ta.DotProduct(mixing="ab"), "mixing must be"),
+    "encodings empty": (lambda: ta.DotProduct(encodings=np.zeros((2, 0))), "encodings must be"),
+    "teacher NaN": (lambda: ta.DotProduct(teacher=NAN), "teacher must be positive"),
+    "teacher asymmetric": (lambda: ta.DotProduct(teacher=[[1.0, 0.9], [0.0, 1.0]]), "teacher must be"),
+    "rank": (lambda: ta.DotProduct(rank=1.5), "rank must be an integer of at least 1, got rank=1.5"),
+    "dtype": (lambda: ta.DotProduct(dtype=complex), "dtype must be float32 or float64"),
+    "dtype int": (lambda: ta.DotProduct(dtype=int), "dtype must be float32 or float64"),
     "parameter rank": (
         lambda: ta.sweep(MODEL, "alpha_c", rank=[1.0, 2.0]),
         "rank must name one of alpha, lam, omega, sigma, or an entry",
@@ -423,16 +425,16 @@ CALLS = {
     "alpha date": (lambda: ta.solve(MODEL, np.datetime64("2020-01-01")), "alpha must be a real number"),
     "alpha True": (lambda: ta.solve(MODEL, True), "alpha must be a real number .*, got alpha=True"),
     "alpha masked": (lambda: ta.solve(MODEL, _MASKED[0, 0]), "alpha must be a real number .*, got alpha=masked"),
-    "sigma True": (lambda: ta.dot_product(sigma=np.True_), "sigma must be a real number"),
+    "sigma True": (lambda: ta.DotProduct(sigma=np.True_), "sigma must be a real number"),
     "mixing masked": (
-        lambda: ta.dot_product(mixing=_MASKED),
+        lambda: ta.DotProduct(mixing=_MASKED),
         r"mixing must be .*, got mixing=masked_array\( data=\[\[--, 0.4\]",
     ),
     "mixing of texts": (
-        lambda: ta.dot_product(mixing=[["0.6", "0.4"], ["0.4", "0.6"]]),
+        lambda: ta.DotProduct(mixing=[["0.6", "0.4"], ["0.4", "0.6"]]),
         "mixing must be a real number",
     ),
-    "mixing truth": (lambda: ta.dot_product(mixing=[[True, False], [False, True]]), "mixing must be a real number"),
+    "mixing truth": (lambda: ta.DotProduct(mixing=[[True, False], [False, True]]), "mixing must be a real number"),
     "tol masked": (lambda: ta.Settings(tol=_MASKED[0, 0]), "tol must be a real number"),
     "tol True": (lambda: ta.Settings(tol=True), "tol must be a real number"),
     "max_steps huge": (lambda: ta.Settings(max_steps=10**12), "max_steps must be at least 0, and 1000000000 at most"),
@@ -443,7 +445,7 @@ CALLS = {
     ),
     "encodings complex": (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
     "law complex": (
-        lambda: ta.dot_product(spectrum=complex_law()),
+        lambda: ta.DotProduct(spectrum=complex_law()),
         "spectrum must be a real number or an array of them",
     ),
     "teacher means complex": (
@@ -451,7 +453,7 @@ CALLS = {
         "teacher_means must be an array of real numbers",
     ),
     "dtype text": (
-        lambda: ta.dot_product(dtype="double precision"),
+        lambda: ta.DotProduct(dtype="double precision"),
         "dtype must be float32 or float64, got dtype='double precision'",
     ),
     "dtype of a law": (lambda: with_matrices(1.0, dtype="half"), "dtype must be float32 or float64"),
@@ -465,7 +467,7 @@ CALLS = {
         lambda: ta.sample_data(MODEL, 20, 1.0, jnp.zeros(1, jnp.uint32)),
         "key must be one key, as jax.random.key",
     ),
-    "gap": (lambda: second_minimum_share(MODEL, ta.Overlaps(*_START), ta.sobol_nodes(MODEL, 64), 0.0), "gap"),
+    "gap": (lambda: second_minimum_share(MODEL, ta.Overlaps(*_START), ta.Sobol(64).rule(MODEL), 0.0), "gap"),
 }
 _START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
 _MASKED = np.ma.array([[0.6, 0.4], [0.4, 0.6]], mask=[[True, False], [False, False]])
@@ -498,7 +500,7 @@ PROMOTIONS = [(jax.numpy_dtype_promotion, "strict", "standard"), (jax.numpy_rank
 def test_promotion_is_left_to_jax(context, value, usual):
     message = f"^jax_{context.__name__} must be '{usual}' for this library, got '{value}': call it with jax"
     with context(value):
-        for call in (ta.dot_product, partial(ta.solve, MODEL, 1.0), partial(ta.sample_data, MODEL, 20, 1.0, _KEY)):
+        for call in (ta.DotProduct, partial(ta.solve, MODEL, 1.0), partial(ta.sample_data, MODEL, 20, 1.0, _KEY)):
             with pytest.raises(ta.InputError, match=message):
                 call()
 
@@ -512,7 +514,7 @@ def test_double_precision_that_was_turned_off():
             partial(ta.gamp, MODEL, data),
             partial(ta.sweep, MODEL, "semantic", alpha=[1.0]),
         ),
-        "dtype": (partial(ta.dot_product, dtype="float64"),),
+        "dtype": (partial(ta.DotProduct, dtype="float64"),),
     }
     with jax.enable_x64(False):
         for name, functions in calls.items():
@@ -525,12 +527,12 @@ def test_double_precision_that_was_turned_off():
 def test_numbers_of_other_types():
     """Fractions, numbers of numpy and of jax, and lists of them are real numbers."""
     half = Fraction(1, 2)
-    layers = [ta.dot_product(mixing=[[a, a]] * 2, sigma=a) for a in (half, 0.5, jnp.array(0.5), np.float32(0.5))]
+    layers = [ta.DotProduct(mixing=[[a, a]] * 2, sigma=a) for a in (half, 0.5, jnp.array(0.5), np.float32(0.5))]
     for layer in layers:
         np.testing.assert_array_equal(layer.mixing, 0.5)
         assert layer.sigma == 0.5 and layer.mixing.dtype == jnp.float64
     unmasked = np.ma.array(np.full((2, 2), 0.5), mask=False)
-    np.testing.assert_array_equal(ta.dot_product(mixing=unmasked).mixing, 0.5)
+    np.testing.assert_array_equal(ta.DotProduct(mixing=unmasked).mixing, 0.5)
 
 
 _KEY = jax.random.key(0)
@@ -541,7 +543,7 @@ def test_names_of_numpy_are_text():
     data = ta.sample_data(MODEL, 20, 1.0, _KEY)
     starts = [ta.train(MODEL, data, kind("positional"), optimizer=kind("gd"), steps=1).Q for kind in (str, np.str_)]
     np.testing.assert_array_equal(*starts)
-    nodes = ta.monte_carlo_nodes(MODEL, 64, replicates=1)
+    nodes = ta.MonteCarlo(64, replicates=1).rule(MODEL)
     points = [ta.solve(MODEL, 2.0, kind("uninformed"), nodes) for kind in (str, np.str_)]
     assert type(points[1].branch) is str and points[0].train_loss == points[1].train_loss
 

@@ -17,23 +17,23 @@ TRACED = ("the gradient of solve", "gamp", "train")
 
 def calls_on(nodes):
     """Public functions of two numbers, sigma and alpha, by name."""
-    data = ta.sample_data(ta.dot_product(), 16, 2.0, jax.random.key(0))
+    data = ta.sample_data(ta.DotProduct(), 16, 2.0, jax.random.key(0))
 
     def state(sigma, alpha):
-        return ta.solve(ta.dot_product(sigma=sigma), alpha, "semantic", nodes).theta
+        return ta.solve(ta.DotProduct(sigma=sigma), alpha, "semantic", nodes).theta
 
     def diagram(sigma, alpha):
-        model = ta.dot_product(sigma=sigma)
+        model = ta.DotProduct(sigma=sigma)
         return ta.phase_diagram(
             model, alpha=[float(alpha), float(alpha) + 0.1], omega=[0.3], nodes=nodes
         ).semantic.replicates.overlaps.theta
 
     return {
         "the gradient of solve": jax.grad(state),
-        "critical_alpha": lambda sigma, alpha: ta.critical_alpha(ta.dot_product(sigma=sigma), nodes=nodes).alpha,
+        "critical_alpha": lambda sigma, alpha: ta.critical_alpha(ta.DotProduct(sigma=sigma), nodes=nodes).alpha,
         "a diagram": diagram,
-        "gamp": lambda sigma, alpha: ta.gamp(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
-        "train": lambda sigma, alpha: ta.train(ta.dot_product(sigma=sigma), data, steps=10).train_loss,
+        "gamp": lambda sigma, alpha: ta.gamp(ta.DotProduct(sigma=sigma), data, steps=10).train_loss,
+        "train": lambda sigma, alpha: ta.train(ta.DotProduct(sigma=sigma), data, steps=10).train_loss,
     }
 
 
@@ -69,7 +69,7 @@ ENGINE = {"jit(search)"}
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators have other programs")
 def test_everything_shares_the_programs_of_the_engine(model, compiled):
     """States, branches, transitions, diagrams and their gradients share the programs that `solve` has compiled."""
-    nodes = ta.sobol_nodes(model, 16, replicates=1)  # used in no other test
+    nodes = ta.Sobol(16, replicates=1).rule(model)  # used in no other test
 
     def theta(alpha, branch="semantic"):
         return ta.solve(model, alpha, branch, nodes).theta
@@ -104,7 +104,7 @@ def test_searches_over_settings_do_not_run_inside_of_jit(lines):
 @pytest.mark.parametrize("name", TRACED)
 def test_lowers_for_gpu_and_tpu(name, double):
     with jax.enable_x64(double):
-        call = calls_on(ta.line_nodes(ta.dot_product(), 3, replicates=2))[name]
+        call = calls_on(ta.Lines(3, replicates=2).rule(ta.DotProduct()))[name]
         program = export.export(jax.jit(call), platforms=("cuda", "tpu"))(*numbers(0.5, 2.0))
     text = program.mlir_module()
     assert "callback" not in text and ("f64" in text) == double

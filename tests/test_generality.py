@@ -65,7 +65,7 @@ def solve(model, branch, nodes):
 @pytest.mark.long
 def test_rank_two_student_learns_both_mechanisms():
     model = make(RankTwo, [[0.6, 0.4], [0.4, 0.6]])
-    fp = solve(model, None, ta.sobol_nodes(model, 2**13, replicates=1))
+    fp = solve(model, None, ta.Sobol(2**13, replicates=1).rule(model))
     assert (
         fp.status == ta.Status.converged and fp.label == "semantic + positional" and np.isnan(fp.diagnostics.rs_error)
     )
@@ -84,7 +84,7 @@ SIMULATED = {"train_loss": (5.3731e-3, 1.0e-5), "q": (0.15033, 9.9e-4), "theta":
 @pytest.mark.long
 def test_three_tokens_against_training():
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
-    fp = solve(model, "semantic", ta.sobol_nodes(model, 2**13, replicates=2))
+    fp = solve(model, "semantic", ta.Sobol(2**13, replicates=2).rule(model))
     assert bool(fp.ok)
     values = {"train_loss": fp.train_loss, "q": fp.overlaps.q[0, 0, 0], "theta": fp.overlaps.theta[0, 0, 0]}
     for k, (mean, bar) in SIMULATED.items():
@@ -95,7 +95,7 @@ def test_three_tokens_against_training():
 def test_three_token_positional_state_is_unstable_towards_theta():
     """The positional state is unstable towards theta, so training from the encodings ends in the semantic state."""
     model = make(ThreeTokens, [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
-    fp = solve(model, "positional", ta.sobol_nodes(model, 2**13, replicates=2))
+    fp = solve(model, "positional", ta.Sobol(2**13, replicates=2).rule(model))
     assert bool(fp.ok)
     np.testing.assert_allclose(fp.overlaps.m[:, 0], fp.overlaps.m[0, 0] * jnp.array([1, 0, -1]), atol=1e-12)
     assert float(fp.diagnostics.growth_theta) > 1
@@ -110,7 +110,7 @@ class UnequalNorms(ta.DotProduct):
 
 def trained_on_unequal_norms(key, spread, d=400):
     """Numbers (loss, Theta, R) of the semantic minimum where every token is multiplied by exp(spread N - spread^2)."""
-    model, (sentences, norms) = ta.dot_product(), jax.random.split(key)
+    model, (sentences, norms) = ta.DotProduct(), jax.random.split(key)
     data = ta.sample_data(model, d, 2.0, sentences, normalise=True)
     factor = jnp.exp(spread * jax.random.normal(norms, (2, data.x.shape[1], 1)) - spread**2)
     p = data.encodings[:, None] / d**0.5
@@ -130,7 +130,7 @@ def test_fluctuating_norms_are_classes_of_tokens():
     variances, shares = 0.25 * np.exp(2 * (spread * normals - spread**2)), shares / shares.sum()
     kinds = {(k, l): float(shares[k] * shares[l]) for k in range(3) for l in range(3)}
     model = UnequalNorms(spectrum=ta.SpectralLaw.of_classes(variances, kinds))
-    point = ta.solve(model, 2.0, "semantic", ta.sobol_nodes(model, 2**10, replicates=2))
+    point = ta.solve(model, 2.0, "semantic", ta.Sobol(2**10, replicates=2).rule(model))
     assert bool(point.ok)
     x, equal = point.overlaps, next(case for case in CASES if (case.alpha, case.branch) == (2.0, "semantic"))
     theory = np.array([point.train_loss, x.theta[0, 0, 0] / variances[0], x.q[0, 0, 0] / variances[0]])

@@ -43,7 +43,7 @@ class Sampled(ta.DotProduct):
 
 
 def model_of(kind, **options):
-    return kind(**vars(ta.dot_product(**options)))
+    return kind(**vars(ta.DotProduct(**options)))
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def noisy():
 
 
 def point():
-    x = branch_start(ta.dot_product(), None)
+    x = branch_start(ta.DotProduct(), None)
     return dataclasses.replace(x, q=0.4 * x.q, V=0.8 * x.V, theta=0.7 * x.theta)
 
 
 def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy):
     """Noise on the teacher's fields acts as larger fields: the theory knows the teacher by its fields' law alone."""
-    x, equivalent = point(), ta.dot_product(teacher=1 + SIZE**2 / 0.25)
+    x, equivalent = point(), ta.DotProduct(teacher=1 + SIZE**2 / 0.25)
 
     def numbers(model):
         parts = (
@@ -66,7 +66,7 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy)
             lambda r: gen_error_in(model, x, r),
             lambda r: gen_error_linear_in(model, r),
         )
-        return ta.sobol_nodes(model, 2**12, replicates=8).each(lambda r: jnp.stack([part(r) for part in parts]))
+        return ta.Sobol(2**12, replicates=8).rule(model).each(lambda r: jnp.stack([part(r) for part in parts]))
 
     result, expected = numbers(noisy), numbers(equivalent)
     bar = np.hypot(result.std(0), expected.std(0)) / 7**0.5
@@ -75,7 +75,7 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy)
 
 
 def test_fields_of_noise_are_independent_of_all(noisy):
-    nodes = ta.sobol_nodes(noisy, 2**12, replicates=1).replicate(0)
+    nodes = ta.Sobol(2**12, replicates=1).rule(noisy).replicate(0)
     assert nodes.shape == (2, 1, 2) and nodes.teacher.shape == (2, 2, 2**12)
     h, y = jax.jit(fields)(noisy, point(), nodes.student, nodes.teacher)
     np.testing.assert_array_equal(y[:, 1], nodes.teacher[:, 1])
@@ -101,7 +101,7 @@ def test_labels_drawn_from_a_row():
 
 def test_data_carry_the_noise(unchecked, noisy):
     data = ta.sample_data(noisy, 60, 2.0, jax.random.key(0))
-    plain = ta.sample_data(ta.dot_product(), 60, 2.0, jax.random.key(0))
+    plain = ta.sample_data(ta.DotProduct(), 60, 2.0, jax.random.key(0))
     assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
     # Sentences and teacher are those of the model without noise.
     np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
@@ -119,7 +119,7 @@ def test_data_carry_the_noise(unchecked, noisy):
     )
     for model, wrong_data, message in (
         (noisy, plain, "data must have 1 fields of noise a token as the model has, got 0"),
-        (ta.dot_product(), data, "data must have 0 fields of noise a token as the model has, got 1"),
+        (ta.DotProduct(), data, "data must have 0 fields of noise a token as the model has, got 1"),
     ):
         with pytest.raises(ta.InputError, match=message):
             ta.train(model, wrong_data)
@@ -133,7 +133,7 @@ def test_held_out_sentences_have_noise_of_their_own(noisy):
     error = ta.heldout_error(noisy, data, Q, key, sentences=40_000)
     x = data.overlaps(Q, jnp.ones((2, 1, 1)))
     expected, noiseless = (
-        gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.sobol_nodes(model_of(kind), 2**12))
+        gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.Sobol(2**12).rule(model_of(kind)))
         for kind in (Noisy, ta.DotProduct)
     )
     bar = float(np.hypot(error.stderr, expected.stderr))
@@ -154,7 +154,7 @@ def test_what_a_loss_with_noise_must_be():
     with pytest.raises(ta.InputError, match="noise must be an integer of at least 0"):
         check(model_of(Negative))
     with pytest.raises(ta.InputError, match=r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 2\)"):
-        ta.solve(model_of(Noisy), 1.0, nodes=ta.sobol_nodes(ta.dot_product(), 64))
+        ta.solve(model_of(Noisy), 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct()))
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_theory_agrees_with_training_and_message_passing(kind, options, alpha):
     def message_passing(data, key):
         return ta.gamp(model, data, "semantic", tol=1e-9)
 
-    keys, nodes = jax.random.split(jax.random.key(0), 8), ta.sobol_nodes(model, 2**13)
+    keys, nodes = jax.random.split(jax.random.key(0), 8), ta.Sobol(2**13).rule(model)
     results = [
         ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=nodes)
         for run in (training, message_passing)

@@ -24,7 +24,7 @@ def text_of(fn, *args):
 
 
 def rank_two_model(**options):
-    return ta.dot_product(rank=2, teacher=[[1.0, 0.3], [0.3, 1.0]], **options)
+    return ta.DotProduct(rank=2, teacher=[[1.0, 0.3], [0.3, 1.0]], **options)
 
 
 def data_of(model):
@@ -32,7 +32,7 @@ def data_of(model):
 
 
 def baseline(ridge):
-    data = data_of(ta.dot_product())
+    data = data_of(ta.DotProduct())
     return ta.linear_baseline(data, ridge=ridge).train_loss
 
 
@@ -56,7 +56,7 @@ def trained(optimizer, **options):
 
 def trained_with_values(optimizer):
     def loss(scale):
-        model = ta.dot_product()
+        model = ta.DotProduct()
         data = data_of(model)
         return ta.train(model, data, scale * data.teacher, optimizer=optimizer, value=model.lam, steps=3).train_loss
 
@@ -74,7 +74,7 @@ def message_passing(**options):
 
 def from_sentences(scale):
     """Numbers that are computed outside of programs, at top level."""
-    model, fresh = ta.dot_product(), data_of(ta.dot_product())
+    model, fresh = ta.DotProduct(), data_of(ta.DotProduct())
     data = ta.Data.from_sentences(
         fresh.inputs(), jnp.ones_like(fresh.inputs()), teacher=scale * fresh.teacher, encodings=fresh.encodings
     )
@@ -111,8 +111,8 @@ def test_products_of_the_theory_with_a_penalty_are_not_rounded():
     """Products are not rounded in the gradient with a penalty, where jax traces functions' own derivative rules."""
 
     def theta(sigma):
-        model = ta.dot_product(sigma=sigma, penalty=ta.L1(0.01))
-        return ta.solve(model, 2.0, "semantic", ta.line_nodes(model, 3, replicates=1)).theta.sum()
+        model = ta.DotProduct(sigma=sigma, penalty=ta.L1(0.01))
+        return ta.solve(model, 2.0, "semantic", ta.Lines(3, replicates=1).rule(model)).theta.sum()
 
     with jax.enable_x64(False):
         all_products, rounded = products(text_of(jax.value_and_grad(theta), jnp.float32(0.5)))

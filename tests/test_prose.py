@@ -15,11 +15,14 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import lines, moreau, nodes, recipes, rules as sizes
+from tiedattn_jax.averages.recipes import SIZES, default_recipe
+from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base import report as results
 from tiedattn_jax.dynamics import emergence, sgd, small_start
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best, locate, places, transitions
+from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine as slots, newton, potentials as weights
@@ -51,7 +54,7 @@ def default(function: str, argument: str):
     return inspect.signature(attrgetter(function)(ta)).parameters[argument].default
 
 
-def single(rule: ta.Rule) -> int:
+def single(rule: Rule) -> int:
     """Nodes of a replicate."""
     assert rule.replicates == sizes.REPLICATES
     return rule.size
@@ -59,16 +62,16 @@ def single(rule: ta.Rule) -> int:
 
 def line_row(order: int) -> str:
     """The row of a table of rules: order, lines, nodes."""
-    size, mark = ta.line_nodes(MODEL, order).size, " (default)" * (order == recipes.DEFAULT_ORDER)
+    size, mark = ta.Lines(order).rule(MODEL).size, " (default)" * (order == recipes.DEFAULT_ORDER)
     return f"| {order}{mark} | {size // (order + 15):,} | {size:,} |"
 
 
-MODEL = ta.dot_product()
+MODEL = ta.DotProduct()
 BARS = float(ta.error_bar(jnp.array([-1.0, -1.0, 1.0, 1.0]))) / (np.std([-1.0, -1.0, 1.0, 1.0], ddof=1) / 2)
 FOUR = WORDS[sizes.REPLICATES]
 UNRESOLVED = percent(results._UNRESOLVED_SHARE)
 SMALLEST_RTOL = 100 * np.finfo(np.float32).eps
-GRID = ta.default_nodes(MODEL, ta.SIZES["grid"])
+GRID = default_recipe(MODEL, SIZES["grid"]).rule(MODEL)
 TRAINED, FREED = (default(f"histogram.{name}", "epochs") for name in ("train", "unfreeze"))
 
 PAGES: dict[str, list[str]] = {
@@ -99,7 +102,7 @@ PAGES: dict[str, list[str]] = {
         f"Use at least {FOUR}",
     ],
     "docs/howto/grids.md": [
-        f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.line_nodes(MODEL, 5).size else "another rule",
+        f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.Lines(5).rule(MODEL).size else "another rule",
         f"as many as fill them, {slots.WIDTHS[-1]} at most",
         f"whose error bar is above {percent(diagrams._PRECISE)}",
     ],
@@ -143,10 +146,10 @@ PAGES: dict[str, list[str]] = {
         f"after the published {default('train', 'steps')} steps",
     ],
     "docs/theory/dynamics.md": [
-        {0.1: "is a tenth of"}[inspect.signature(ta.Emergence.time).parameters["share"].default]
+        {0.1: "is a tenth of"}[inspect.signature(ta.results.Emergence.time).parameters["share"].default]
     ],
     "docs/results.md": [
-        f"{FOUR.replace('four', '4')} replicates of {ta.line_nodes(MODEL).size:,} nodes on",
+        f"{FOUR.replace('four', '4')} replicates of {ta.Lines().rule(MODEL).size:,} nodes on",
         f"of {TRAINED} epochs of Adam followed by {FREED} epochs of SGD",
     ],
     "docs/benchmarks.md": [f"Hessians of more than {WORDS[moreau._MAX_COLUMNS]} fields column by column"],
@@ -155,8 +158,8 @@ PAGES: dict[str, list[str]] = {
         f"more than {UNRESOLVED} of the nodes",
     ],
     "docs/api.md": [
-        ", ".join(f"`{name}`" for name in [*ta.SIZES][:-1]) + f" and `{[*ta.SIZES][-1]}`",
-        ", ".join(f"`{name}`" for name in ta.REGIONS),
+        ", ".join(f"`{name}`" for name in [*SIZES][:-1]) + f" and `{[*SIZES][-1]}`",
+        ", ".join(f"`{name}`" for name in REGIONS),
     ],
 }
 DOCSTRINGS: dict[str, list[str]] = {
@@ -176,7 +179,7 @@ DOCSTRINGS: dict[str, list[str]] = {
         f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
     ],
     "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
-    "run_instances": [f"by default 2^{power(ta.SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
+    "run_instances": [f"by default 2^{power(SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
     "solve_1rsb": [
         f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
         f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",

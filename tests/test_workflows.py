@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import tiedattn_jax as ta
+from tiedattn_jax.base import VERSION
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -46,11 +46,11 @@ def test_scripts_parse(script):
 @pytest.mark.parametrize(
     ("tag", "section", "complaint"),
     [
-        ("v9.9.9", f"## {ta.VERSION} (2026-01-31)", f"the tag must be v{ta.VERSION}, "),
-        (ta.VERSION, f"## {ta.VERSION} (2026-01-31)", f"the tag must be v{ta.VERSION}, "),
-        (f"v{ta.VERSION}", f"## {ta.VERSION} (unreleased)", "CHANGELOG.md must have a section"),
-        (f"v{ta.VERSION}", "## 9.9.9 (2026-01-31)", "CHANGELOG.md must have a section"),
-        (f"v{ta.VERSION}", f"## {ta.VERSION} (2026-01-31)", None),
+        ("v9.9.9", f"## {VERSION} (2026-01-31)", f"the tag must be v{VERSION}, "),
+        (VERSION, f"## {VERSION} (2026-01-31)", f"the tag must be v{VERSION}, "),
+        (f"v{VERSION}", f"## {VERSION} (unreleased)", "CHANGELOG.md must have a section"),
+        (f"v{VERSION}", "## 9.9.9 (2026-01-31)", "CHANGELOG.md must have a section"),
+        (f"v{VERSION}", f"## {VERSION} (2026-01-31)", None),
     ],
 )
 def test_a_release_needs_its_version_and_its_section(tag, section, complaint, tmp_path):
@@ -78,7 +78,7 @@ def test_a_release_needs_its_version_and_its_section(tag, section, complaint, tm
 def test_the_version_is_the_same_everywhere():
     """The citation and the BibTeX entry name the version of the package; the paper does not replace the software."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["type"] == "software" and citation["version"] == ta.VERSION
+    assert citation["type"] == "software" and citation["version"] == VERSION
     assert "preferred-citation" not in citation and citation["references"][0]["doi"] == "10.48550/arXiv.2402.03902"
     page = (ROOT / "docs" / "howto" / "report.md").read_text()
-    assert f"version = {{{ta.VERSION}}}" in page and f"tiedattn_jax {ta.VERSION})" in page
+    assert f"version = {{{VERSION}}}" in page and f"tiedattn_jax {VERSION})" in page

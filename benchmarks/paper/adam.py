@@ -32,7 +32,7 @@ ENDS = (*BRANCHES, "elsewhere")
 
 def compute(task: Task) -> None:
     """Train every instance: Adam from a random start, and L-BFGS from both informed starts."""
-    sizes, model = SIZES if task.full else REDUCED, ta.dot_product()
+    sizes, model = SIZES if task.full else REDUCED, ta.DotProduct()
     points = [(d, seed) for d in sizes["d"] for seed in range(sizes["runs"])]
 
     def row(d: int, seed: int) -> list[float]:
@@ -52,7 +52,7 @@ def load(folder: Path) -> Columns:
     return read(folder / "adam.npz")[1]
 
 
-def _numbers(run: ta.Training) -> list[float]:
+def _numbers(run: ta.results.Training) -> list[float]:
     x = run.overlaps
     return [float(np.abs(np.asarray(x.theta)).mean()), float(np.abs(np.asarray(x.m)).mean()), float(run.train_loss)]
 

@@ -38,7 +38,7 @@ CURVE_ALPHAS, NODES = 16, 2**13  # alphas of the theory's curves, and nodes of a
 
 def untied(omega: float = 0.3) -> ta.UntiedDotProduct:
     """Return the standard setting with untied weights and the paper's tied target."""
-    return ta.untied_dot_product(omega, tied_teacher=True)
+    return ta.UntiedDotProduct(omega, tied_teacher=True)
 
 
 def correlated() -> ta.SpectralLaw:
@@ -70,11 +70,11 @@ _OFFSET = 0.02  # shift in alpha between points of different starts, so that the
 def model_of(kind: str, omega: float = 0.3) -> ta.AttentionLayer:
     """Return the layer of a name in `STARTS`; for "value" it is the tied one, see `train_of`."""
     if kind == "correlated":
-        return ta.dot_product(omega=omega, spectrum=correlated())
-    return untied(omega) if kind == "untied" else ta.dot_product(omega=omega, rank=2 if kind == "rank" else 1)
+        return ta.DotProduct(omega=omega, spectrum=correlated())
+    return untied(omega) if kind == "untied" else ta.DotProduct(omega=omega, rank=2 if kind == "rank" else 1)
 
 
-def train_of(kind: str) -> Callable[..., ta.Training]:
+def train_of(kind: str) -> Callable[..., ta.results.Training]:
     """Return the function that trains the layer of a name in `STARTS`."""
     return train_with_values if kind == "value" else TRAIN
 
@@ -104,7 +104,7 @@ def _theory(task: Task, kind: str) -> None:
     the start of the branch.
     """
     model = model_of(kind)
-    nodes = ta.sobol_nodes(model, NODES)
+    nodes = ta.Sobol(NODES).rule(model)
     alphas = np.linspace(2.0, 0.5, CURVE_ALPHAS)
     branches = (None,) if kind == "rank" else BRANCHES
     points = [(k, alpha) for k in range(len(branches)) for alpha in alphas]
@@ -127,8 +127,8 @@ def _theory(task: Task, kind: str) -> None:
 
 def _columns(model: ta.AttentionLayer, alpha: float, branch: str | None) -> ta.Overlaps:
     """Return overlaps of two columns: both near the state of one branch of the tied layer, or one near each state."""
-    single = ta.dot_product(omega=model.omega)
-    rule = ta.line_nodes(single, 5, replicates=1)
+    single = ta.DotProduct(omega=model.omega)
+    rule = ta.Lines(5, replicates=1).rule(single)
     states = [ta.solve(single, alpha, b, rule).overlaps for b in (BRANCHES if branch is None else (branch, branch))]
     eye = jnp.eye(2)
 

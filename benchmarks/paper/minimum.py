@@ -25,7 +25,7 @@ CURVE = ("branch", "alpha", *NUMBERS, "stable")
 
 def compute(task: Task) -> None:
     """Compute both branches down to their ends, the transitions, the states at alpha = 2, and simulations."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     _curves(task, model)
     _transitions(task, model)
     sizes = SIZES if task.full else REDUCED

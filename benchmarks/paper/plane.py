@@ -51,16 +51,16 @@ class Plane(NamedTuple):
         pieces = task.folder / f"plane_{self.name}_pieces"
         progress = task.bar(f"theory, {self.name} A")
         axes = {"alpha": np.linspace(*ALPHAS, alphas), "omega": np.linspace(*OMEGAS, omegas)}
-        model = ta.dot_product(mixing=MIXINGS[self.name])
+        model = ta.DotProduct(mixing=MIXINGS[self.name])
         diagram = ta.phase_diagram(model, **axes, out=pieces, resume=pieces.exists(), progress=progress)
         diagram.save(task.folder / f"plane_{self.name}.npz")
 
-    def diagram(self, folder: Path) -> ta.PhaseDiagram:
+    def diagram(self, folder: Path) -> ta.results.PhaseDiagram:
         """Read the result of `theory`."""
         path = folder / f"plane_{self.name}.npz"
         if not path.exists():
             raise missing(path)
-        return ta.PhaseDiagram.load(path)
+        return ta.results.PhaseDiagram.load(path)
 
     def model(self, omega: float) -> ta.AttentionLayer:
         """Return the layer with this target."""
@@ -76,13 +76,13 @@ class Plane(NamedTuple):
 
         After the first omega without alpha_c, all values are NaN.
         """
-        last: list[ta.Transition] = []
+        last: list[ta.results.Transition] = []
 
         def row(omega: float) -> list[float]:
             model = self.model(omega)
             if not last or last[-1].ok:
                 start = last[-1].branches if last else None
-                last.append(ta.critical_alpha(model, ta.default_nodes(model, NODES), bracket=ALPHAS, start=start))
+                last.append(ta.critical_alpha(model, NODES, bracket=ALPHAS, start=start))
             critical = last[-1]
             return [omega, float(critical.alpha), float(critical.stderr)] if critical.ok else [omega, np.nan, np.nan]
 
@@ -114,7 +114,7 @@ class Plane(NamedTuple):
         @cache
         def linear(omega: float) -> float:
             model = self.model(omega)
-            return float(gen_error_linear(model, ta.sobol_nodes(model, 2**14)).value)
+            return float(gen_error_linear(model, ta.Sobol(2**14).rule(model)).value)
 
         names, bar = (
             ("alpha", "omega", "branch", "linear", *MEASURED),
@@ -131,7 +131,7 @@ class Plane(NamedTuple):
         return folder / f"plane_{self.name}_{self.layer}.npz"
 
 
-def draw_slices(diagram: ta.PhaseDiagram) -> Figure:
+def draw_slices(diagram: ta.results.PhaseDiagram) -> Figure:
     """Plot training loss and test error of both branches along alpha, at `SLICES` omegas."""
     return slice_figure(diagram, list(np.linspace(0, len(diagram.y[1]) - 1, SLICES).astype(int)))
 
@@ -200,7 +200,7 @@ def _coloured(
     figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
 
 
-def rows_theory(diagram: ta.PhaseDiagram) -> list[Row]:
+def rows_theory(diagram: ta.results.PhaseDiagram) -> list[Row]:
     """Return both transitions at some omegas, as read from the grid."""
     out = []
     for name, boundary in (("alpha_c", diagram.alpha_c()), ("alpha_l", diagram.alpha_l())):

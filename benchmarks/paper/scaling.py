@@ -26,7 +26,7 @@ MAX_INSTANCES = 200  # largest number of instances, used at the smallest dimensi
 
 def compute(task: Task) -> None:
     """Compute the theory, and simulate instances of every dimension; smaller dimensions have more instances."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     path, metadata = task.folder / "scaling_theory.npz", {"alpha": ALPHA}
     if not known(path, metadata):
         states = [numbers(ta.solve(model, ALPHA, branch)) for branch in BRANCHES]

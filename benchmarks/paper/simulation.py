@@ -36,7 +36,7 @@ NUMBERS = (*QUANTITIES, *(f"{name}_stderr" for name in QUANTITIES))
 Start = Callable[[ta.Data, PRNGKeyArray], Float[Array, "d r"]]  # weights from an instance and a key
 
 
-def train_with_values(model: ta.Model, data: ta.Data, init: Float[Array, "d r"]) -> ta.Training:
+def train_with_values(model: ta.Model, data: ta.Data, init: Float[Array, "d r"]) -> ta.results.Training:
     """Train with a value matrix.
 
     The tolerance is loose because every step needs linear algebra of the size of W. The training loss at the end is
@@ -49,7 +49,7 @@ def informed(branch: str, columns: int = 1) -> Start:
     """Return a start with all columns at the teacher or along the encodings; noise distinguishes several columns."""
 
     def weights(data: ta.Data, key: PRNGKeyArray) -> Float[Array, "d r"]:
-        single = ta.dot_product(dtype=data.x.dtype)
+        single = ta.DotProduct(dtype=data.x.dtype)
         tokens = eqx.tree_at(lambda s: (s.means, s.classes), data, (None, None), is_leaf=lambda leaf: leaf is None)
         column = start_of(single, tokens, branch)
         if columns == 1:
@@ -60,7 +60,12 @@ def informed(branch: str, columns: int = 1) -> Start:
 
 
 def measured(
-    model: ta.Model, d: int, alpha: float, start: Start, instances: int, train: Callable[..., ta.Training] = TRAIN
+    model: ta.Model,
+    d: int,
+    alpha: float,
+    start: Start,
+    instances: int,
+    train: Callable[..., ta.results.Training] = TRAIN,
 ) -> list[float]:
     """Return mean and scatter over instances that did not diverge: the columns `MEASURED`.
 
@@ -68,7 +73,7 @@ def measured(
         train: function that trains, such as `TRAIN`.
     """
 
-    def run(data: ta.Data, key: PRNGKeyArray) -> ta.Training:
+    def run(data: ta.Data, key: PRNGKeyArray) -> ta.results.Training:
         return train(model, data, start(data, key))
 
     keys = jax.random.split(jax.random.key(0), instances)
@@ -85,13 +90,13 @@ def standard_error(columns: dict[str, Real[np.ndarray, " rows"]], name: str) -> 
     return columns[f"{name}_scatter"] / np.sqrt(columns["instances"])
 
 
-def numbers(point: ta.FixedPoint) -> list[float]:
+def numbers(point: ta.results.FixedPoint) -> list[float]:
     """Return losses and sizes of order parameters of a fixed point, with error bars: the columns `NUMBERS`."""
     states = (Compared.of(state.train_loss, state.gen_error, state.overlaps) for state in (point, point.stderr))
     return [float(getattr(state, name)) for state in states for name in QUANTITIES]
 
 
-def stable(point: ta.FixedPoint) -> bool:
+def stable(point: ta.results.FixedPoint) -> bool:
     """Return whether the order parameter that a branch lacks does not grow on its state."""
     growth = point.diagnostics.growth_theta if point.branch == "positional" else point.diagnostics.growth_m
     return bool(growth < 1)

@@ -109,7 +109,7 @@ def test_no_model(kind):
 @pytest.mark.parametrize("rule", [ta.Sobol(16).rule, ta.Lines(2).rule, ta.Lines(lines=4).rule])
 def test_a_rule_fits_its_model(model, rule):
     """A rule must fit its model in kind, shape and float type, as `solve` requires; a misfit raises one sentence."""
-    rank_two, single = ta.dot_product(rank=2), ta.dot_product(dtype=jnp.float32)
+    rank_two, single = ta.DotProduct(rank=2), ta.DotProduct(dtype=jnp.float32)
     check_rule(rule(model), model)
     check_rule(rule(rank_two), rank_two)
     with pytest.raises(

@@ -16,6 +16,7 @@ from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_a
 from tiedattn_jax.averages.maxwell import FieldLines, Gaps, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.moreau import ProxProblem, loss_at_nodes
 from tiedattn_jax.averages.prox import prox
+from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.base.report import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.observables import second_minimum_share
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.usefixtures("fast_compilation")
 JUMPS = [c for c in CASES if (c.alpha, c.branch) in DERIVATIVES]
 NAMES = ("q", "V", "theta", "m", "train_loss")
 # The target never looks at the other token: with the overlaps below most lines have two or three jumps.
-APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))
+APART = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))
 MANY_JUMPS = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
 
-LARGE = ta.dot_product(0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89)))
+LARGE = ta.DotProduct(0.32, 1.34, 1e-4, ((0.92, 0.08), (0.11, 0.89)))
 LARGE_STUDENT = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (6.0, 24.0, 0.0)), jnp.zeros((2, 1)))
 
 
@@ -73,7 +74,7 @@ def at_nodes(model, x, rule, block):
 @pytest.mark.parametrize("case", JUMPS, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_every_node_is_at_the_global_minimum(model, case):
     """Every node lies at the global minimum of a search from several starts, so no line is broken in a wrong place."""
-    nodes, x = ta.line_nodes(model, 7, points=24, replicates=1, block=2**15), state(case)
+    nodes, x = ta.Lines(7, points=24, replicates=1, block=2**15).rule(model), state(case)
     points, h, y, minima = at_nodes(model, x, *one_block(nodes))
     np.testing.assert_allclose(points.z, minima.z, atol=1e-7)
     assert float(jnp.max(jnp.abs(ProxProblem(model, x.V, y).gradient(points.z, h)))) < 1e-8
@@ -92,7 +93,7 @@ def test_every_node_is_at_the_global_minimum(model, case):
 @pytest.mark.parametrize(("jumps", "resolved"), [(None, 0.97), (1, 0.17)], ids=["jumps found", "nodes searched for"])
 def test_lines_with_several_jumps(jumps, resolved):
     """All nodes lie at the global minimum, also on lines with more jumps than Maxwell's construction is allowed."""
-    rule, block = one_block(ta.line_nodes(APART, 5, points=24, replicates=1, jumps=jumps))
+    rule, block = one_block(ta.Lines(5, points=24, replicates=1, jumps=jumps).rule(APART))
     points, h, y, minima = at_nodes(APART, MANY_JUMPS, rule, block)
     np.testing.assert_allclose(jnp.sum(points.weight * points.resolved), resolved, atol=0.01)
     problem = ProxProblem(APART, MANY_JUMPS.V, y)
@@ -117,9 +118,9 @@ def test_lines_with_several_jumps(jumps, resolved):
 )
 def test_nodes_in_t_serve_on_a_line_if_their_weights_sum_to_one(setting, q, V, share):
     """On the other lines the nodes are searched for; these lines count as resolved, because their jumps are known."""
-    model = ta.dot_product(*setting)
+    model = ta.DotProduct(*setting)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
-    rule, block = one_block(ta.line_nodes(model, 5, points=24, replicates=1))
+    rule, block = one_block(ta.Lines(5, points=24, replicates=1).rule(model))
     points = at_nodes(model, x, rule, block)[0]
     weight = (points.weight / jnp.tile(block.weight, 24)).reshape(24, -1)
     is_searched = np.all(np.abs(weight - 1 / 24) < 1e-9, 0)
@@ -140,7 +141,7 @@ def test_nodes_in_t_serve_on_a_line_if_their_weights_sum_to_one(setting, q, V, s
 @pytest.mark.parametrize("steps", [16, 0])
 def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
     monkeypatch.setattr(maxwell, "_TANGENT_STEPS", steps)
-    replicate = ta.line_nodes(APART, 3, points=24, replicates=1).replicate(0)
+    replicate = ta.Lines(3, points=24, replicates=1).rule(APART).replicate(0)
     lines = lay_lines(APART, MANY_JUMPS, replicate)
     profile = jax.jit(energy_profile)(lines, replicate.reach)
     gaps, resolved = jax.jit(lambda *a: common_tangents(*a, replicate.jumps))(lines, profile)
@@ -151,15 +152,15 @@ def test_a_line_is_resolved_if_its_tangents_converged(steps, monkeypatch):
 
 def test_lines_that_are_not_resolved_give_no_bias():
     """Unresolved lines with random offsets give the mean energy of single nodes; fixed nodes were .7 % off."""
-    model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
+    model = ta.DotProduct(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.3, 1.0, 0.0)), jnp.zeros((2, 1)))
 
     @jax.jit
     def energy(rule):
         return rule.each(lambda replicate: channel_gradient(model, x, replicate)[0])
 
-    lines = energy(ta.line_nodes(model, lines=2**11))
-    single = energy(ta.sobol_nodes(model, 2**13))
+    lines = energy(ta.Lines(lines=2**11).rule(model))
+    single = energy(ta.Sobol(2**13).rule(model))
     bar = np.hypot(*(np.std(a, ddof=1) / 2 for a in (lines, single)))
     assert bar < 1e-3 * np.mean(single)
     assert abs(np.mean(lines) - np.mean(single)) < 4 * bar
@@ -170,7 +171,7 @@ def test_a_profile_is_the_lower_one_of_two(model):
 
     The student is much larger than its teacher.
     """
-    replicate = ta.line_nodes(LARGE, 3, points=24, replicates=1).replicate(0)
+    replicate = ta.Lines(3, points=24, replicates=1).rule(LARGE).replicate(0)
     lines = lay_lines(LARGE, LARGE_STUDENT, replicate)
     profile = jax.jit(energy_profile)(lines, replicate.reach)
     c, size = lines.normal, jnp.sum(lines.normal**2, 0)
@@ -209,7 +210,7 @@ def test_nodes_move_with_the_jumps(model):
 
     A number that depends on V has the slope of central differences, also at a jump from one well to a shallower one.
     """
-    rule, block = one_block(ta.line_nodes(APART, 3, points=48, replicates=1))
+    rule, block = one_block(ta.Lines(3, points=48, replicates=1).rule(APART))
 
     def moments(model, x, V):
         p = points_in(model, eqx.tree_at(lambda x: x.V, x, V), rule, block)
@@ -235,7 +236,7 @@ def as_rows(*columns):
 def test_parity_of_the_product_rule(model):
     """An even rule is invariant under y -> -y and under reflections of the places across the lines and along them."""
     for even in (True, False):
-        replicate = ta.line_nodes(model, 3, even=even, replicates=2).replicate(1)
+        replicate = ta.Lines(3, even=even, replicates=2).rule(model).replicate(1)
         rows = as_rows(replicate.teacher, replicate.across, replicate.weight)
         for mirrored in (
             (-replicate.teacher, replicate.across, replicate.weight),
@@ -254,7 +255,7 @@ def test_size_of_the_product_rule(model):
         (5, True, 14 * 15 * 3),
         (9, False, 11 * 27 * 5),
     ):
-        rule = ta.line_nodes(model, order, even=even, replicates=2)
+        rule = ta.Lines(order, even=even, replicates=2).rule(model)
         assert rule.size == count * (order + 15) and rule.stack.points_per_line == order + 15
         replicate = rule.replicate(1)
         y, w = replicate.teacher[:, 0], replicate.weight
@@ -262,28 +263,31 @@ def test_size_of_the_product_rule(model):
         moments = [np.sum(w * a) for a in (y[0] ** 2, y[1] ** 4, y[0] ** 2 * y[1] ** 2, replicate.across[0] ** 2)]
         np.testing.assert_allclose(moments, [1, 3, 1, 1], rtol=1e-3)
         assert not np.allclose(rule.stack.weight[0], rule.stack.weight[1])
-    assert ta.line_nodes(model, 5).stack.jumps == 3 and ta.line_nodes(ta.dot_product(rank=2), lines=2).stack.jumps == 5
+    assert ta.Lines(5).rule(model).stack.jumps == 3 and ta.Lines(lines=2).rule(ta.DotProduct(rank=2)).stack.jumps == 5
 
 
 def test_default_rule_is_as_large_as_asked(model):
-    assert [ta.default_nodes(model, n).size for n in (1, 2**12, 2**14, 2**15, 2**16)] == [
+    assert [default_recipe(model, n).rule(model).size for n in (1, 2**12, 2**14, 2**15, 2**16)] == [
         6300,
         6300,
         16632,
         35640,
         66924,
     ]
-    single = ta.default_nodes(ta.dot_product(rank=2), 2**10, replicates=2)
+    single = default_recipe(ta.DotProduct(rank=2), 2**10, replicates=2).rule(ta.DotProduct(rank=2))
     assert single.size == 2**10 and single.replicates == 2
-    for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy()):  # single nodes, all of one weight
-        weight = ta.default_nodes(other, 2**10).stack.weight
+    for other in (ta.DotProduct(rank=2), ta.ReLUAttention(), Noisy()):  # single nodes, all of one weight
+        weight = default_recipe(other, 2**10).rule(other).stack.weight
         np.testing.assert_allclose(weight, weight.ravel()[0], rtol=1e-12)
-    assert ta.default_nodes(other, 3000).size == ta.sobol_nodes(other, 2**12).size  # the nearest power of two
-    assert ta.default_nodes(model, block=100).stack.block == 100 and ta.default_nodes(model).replicates == 4
+    assert default_recipe(other, 3000).rule(other).size == ta.Sobol(2**12).rule(other).size  # the nearest power of two
+    assert (
+        default_recipe(model, block=100).rule(model).stack.block == 100
+        and default_recipe(model).rule(model).replicates == 4
+    )
 
 
 def test_smooth_averages(model):
-    rule, block = one_block(ta.line_nodes(model, 7, replicates=1, block=2**15))
+    rule, block = one_block(ta.Lines(7, replicates=1, block=2**15).rule(model))
     x = state(CASES[0])
     student, teacher, weight = rule.quadrature(block)
     h, y = fields(model, x, student, teacher)
@@ -296,7 +300,7 @@ def test_smooth_averages(model):
 @pytest.mark.parametrize("options", [{}, {"even": True}, {"lines": 2**10}, {"block": 24}], ids=str)
 def test_the_coarse_lines_fill_one_block(model, options):
     """The coarse rule, of lower order or fewer Sobol lines, fills one block; its other lines have no weight."""
-    rule = ta.line_nodes(model, 7, replicates=2, points=24, **{"block": 2**12, **options})
+    rule = ta.Lines(7, replicates=2, points=24, **{"block": 2**12, **options}).rule(model)
     first, *unused_blocks = rule.coarse.blocks().weight
     weighted = np.count_nonzero(rule.coarse.weight)
     assert rule.coarse.weight.shape == rule.stack.weight[0].shape and weighted == rule.coarse.weighted / 24
@@ -309,7 +313,7 @@ def test_the_coarse_lines_fill_one_block(model, options):
 def test_sobol_lines_and_a_fixed_direction(model):
     """Other lines, along a direction that the wells hardly have, give the reference state within error bars."""
     case = CASES[4]
-    rule = ta.line_nodes(model, lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2)
+    rule = ta.Lines(lines=2**9, replicates=4, direction=[[1.0], [0.2]], jumps=2).rule(model)
     fp = ta.solve(model, case.alpha, case.branch, rule, start=state(case))
     assert bool(fp.ok)
     value, bar = numbers(fp.replicates).mean(0), error_bar(numbers(fp.replicates))
@@ -318,9 +322,9 @@ def test_sobol_lines_and_a_fixed_direction(model):
 
 
 def test_single_precision():
-    model = ta.dot_product(dtype=jnp.float32)
+    model = ta.DotProduct(dtype=jnp.float32)
     start = jax.tree.map(jnp.float32, state(CASES[4]))
-    fp = ta.solve(model, 1.0, "semantic", ta.line_nodes(model, 5, replicates=2), start=start)
+    fp = ta.solve(model, 1.0, "semantic", ta.Lines(5, replicates=2).rule(model), start=start)
     assert fp.overlaps.q.dtype == jnp.float32 and bool(fp.ok)
     np.testing.assert_allclose(fp.overlaps.V[0, 0, 0], CASES[4].V, rtol=3e-3)
 
@@ -345,7 +349,7 @@ def test_bad_precision(model):
         with pytest.raises(ValueError, match="rtol"):
             ta.solve(model, 2.0, rtol=rtol)
     with pytest.raises(ValueError, match="either nodes or rtol"):
-        ta.solve(model, 2.0, nodes=ta.line_nodes(model, 5), rtol=1e-3)
+        ta.solve(model, 2.0, nodes=ta.Lines(5).rule(model), rtol=1e-3)
     with pytest.raises(ValueError, match="jax transformation"):
         jax.jit(lambda a: ta.solve(model, a, rtol=1e-3).train_loss)(2.0)
     single = eqx.tree_at(lambda m: m.lam, model, jnp.float32(0.01))
@@ -375,6 +379,6 @@ def test_one_field():
     """
     model, q, V = OneToken(lam=jnp.asarray(1.0)), 0.3, 0.8
     x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((1, 1)))
-    M = channel_gradient(model, x, ta.line_nodes(model, 5, lines=4).replicate(0))[0]
+    M = channel_gradient(model, x, ta.Lines(5, lines=4).rule(model).replicate(0))[0]
     np.testing.assert_allclose(M, (1 + q - 2 * np.sqrt(2 * q / np.pi)) / (2 * (1 + V)), rtol=1e-6)
     assert np.all(vectors_across(-jnp.ones((1, 3)), jnp.zeros((0, 3))) == 0)

@@ -18,9 +18,9 @@ from tiedattn_jax.theory.equations import Equations
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
-STANDARD = ta.dot_product()
-APART = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))
-THREE = ta.dot_product(0.3, 0.5, mixing=0.4 * np.eye(3) + 0.2, encodings=[[1.0], [0.0], [-1.0]])
+STANDARD = ta.DotProduct()
+APART = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))
+THREE = ta.DotProduct(0.3, 0.5, mixing=0.4 * np.eye(3) + 0.2, encodings=[[1.0], [0.0], [-1.0]])
 
 
 def overlaps(L, q, V, theta):
@@ -28,13 +28,13 @@ def overlaps(L, q, V, theta):
 
 
 SETTINGS = {
-    "lines": (STANDARD, lambda m: ta.line_nodes(m, 3, replicates=1, block=600), state(CASES[1])),
-    "lines, several jumps": (APART, lambda m: ta.line_nodes(m, 3, replicates=1), overlaps(2, 0.33, 18.85, 0.025)),
-    "lines, no jumps": (STANDARD, lambda m: ta.line_nodes(m, 3, replicates=1), overlaps(2, 0.1, 0.5, 0.05)),
-    "lines, searched": (APART, lambda m: ta.line_nodes(m, 3, replicates=1, jumps=1), overlaps(2, 0.33, 18.85, 0.025)),
-    "nodes": (STANDARD, lambda m: ta.sobol_nodes(m, 2**10, replicates=1), state(CASES[0])),
-    "nodes, no jumps": (STANDARD, lambda m: ta.sobol_nodes(m, 2**10, replicates=1), overlaps(2, 0.1, 0.5, 0.05)),
-    "three tokens": (THREE, lambda m: ta.sobol_nodes(m, 2**9, replicates=1), overlaps(3, 0.1, 15.0, 0.1)),
+    "lines": (STANDARD, lambda m: ta.Lines(3, replicates=1, block=600).rule(m), state(CASES[1])),
+    "lines, several jumps": (APART, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps(2, 0.33, 18.85, 0.025)),
+    "lines, no jumps": (STANDARD, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps(2, 0.1, 0.5, 0.05)),
+    "lines, searched": (APART, lambda m: ta.Lines(3, replicates=1, jumps=1).rule(m), overlaps(2, 0.33, 18.85, 0.025)),
+    "nodes": (STANDARD, lambda m: ta.Sobol(2**10, replicates=1).rule(m), state(CASES[0])),
+    "nodes, no jumps": (STANDARD, lambda m: ta.Sobol(2**10, replicates=1).rule(m), overlaps(2, 0.1, 0.5, 0.05)),
+    "three tokens": (THREE, lambda m: ta.Sobol(2**9, replicates=1).rule(m), overlaps(3, 0.1, 15.0, 0.1)),
 }
 
 

@@ -16,9 +16,9 @@ from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 RULES = [
-    lambda m, **k: ta.sobol_nodes(m, 2**12, **k),
-    lambda m, **k: ta.monte_carlo_nodes(m, 2**14, **k),
-    lambda m, **k: ta.gauss_hermite_nodes(m, 8, **k),
+    lambda m, **k: ta.Sobol(2**12, **k).rule(m),
+    lambda m, **k: ta.MonteCarlo(2**14, **k).rule(m),
+    lambda m, **k: ta.GaussHermite(8, **k).rule(m),
 ]
 TOLERANCE = [5e-3, 8e-2, 1e-11]
 
@@ -41,7 +41,7 @@ def test_moments_of_the_fields(model, rule, tol):
 def test_two_rules_agree_on_the_channel(model):
     case = CASES[0]  # without jumps both rules converge fast
     values = []
-    for rule in (ta.sobol_nodes(model, 2**13, replicates=2), ta.gauss_hermite_nodes(model, 10, replicates=1)):
+    for rule in (ta.Sobol(2**13, replicates=2).rule(model), ta.GaussHermite(10, replicates=1).rule(model)):
         run = jax.jit(lambda r: channel(model, state(case), r.replicate(0)))
         values.append(float(run(rule)))
     np.testing.assert_allclose(values[0], values[1], rtol=1e-3)
@@ -50,7 +50,7 @@ def test_two_rules_agree_on_the_channel(model):
 def test_blocks_do_not_change_the_average(model):
     values = []
     for block, width in ((2**10, 2**10), (300, 2**8), (2**14, 2**10)):  # as few blocks as possible, of equal width
-        rule = ta.sobol_nodes(model, 2**10, replicates=1, block=block).replicate(0)
+        rule = ta.Sobol(2**10, replicates=1, block=block).rule(model).replicate(0)
         assert rule.blocks().weight.shape[1] == width
         for total in (average, average_of_weighted):
             values.append(total(rule, lambda b: jnp.sum(b.weight * b.student[0, 0] ** 2)))
@@ -58,12 +58,12 @@ def test_blocks_do_not_change_the_average(model):
 
 
 def test_options_are_honoured(model):
-    rule = ta.sobol_nodes(model, 64, seed=0, replicates=2)
+    rule = ta.Sobol(64, seed=0, replicates=2).rule(model)
     assert rule.replicates == 2 and rule.size == 64
     base = rule.stack
-    assert not np.allclose(base.student, ta.sobol_nodes(model, 64, seed=1, replicates=2).stack.student)
+    assert not np.allclose(base.student, ta.Sobol(64, seed=1, replicates=2).rule(model).stack.student)
     assert not np.allclose(base.student[0], base.student[1])
-    np.testing.assert_array_equal(base.student, ta.sobol_nodes(model, 64, seed=0, replicates=2).stack.student)
+    np.testing.assert_array_equal(base.student, ta.Sobol(64, seed=0, replicates=2).rule(model).stack.student)
 
 
 @pytest.mark.parametrize("make", [*RULES, ta.line_nodes], ids=["sobol", "mc", "gh", "lines"])
@@ -86,23 +86,23 @@ def test_the_coarse_replicate_is_a_rule(model, make):
 
 def test_beyond_two_fields_the_coarse_replicate_is_small():
     uniform = np.full((3, 3), 1 / 3)
-    wide = ta.dot_product(mixing=uniform, encodings=np.linspace(-1, 1, 3)[:, None])
-    for model, count in ((ta.dot_product(), 2**12), (wide, WIDE_COARSE_NODES)):
-        assert ta.sobol_nodes(model, 2**12, replicates=1).coarse.weighted == count
+    wide = ta.DotProduct(mixing=uniform, encodings=np.linspace(-1, 1, 3)[:, None])
+    for model, count in ((ta.DotProduct(), 2**12), (wide, WIDE_COARSE_NODES)):
+        assert ta.Sobol(2**12, replicates=1).rule(model).coarse.weighted == count
 
 
 def test_gauss_hermite_is_exact_in_every_rotation(model):
     for k in range(2):
-        replicate = ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(k)
+        replicate = ta.GaussHermite(4, replicates=2).rule(model).replicate(k)
         np.testing.assert_allclose(jnp.sum(replicate.weight * replicate.student[0, 0] ** 6), 15, rtol=1e-10)
         np.testing.assert_allclose(
             jnp.sum(replicate.weight * replicate.student[0, 0] ** 2 * replicate.teacher[1, 0] ** 2), 1, rtol=1e-10
         )
-    assert not np.allclose(replicate.student, ta.gauss_hermite_nodes(model, 4, replicates=2).replicate(0).student)
+    assert not np.allclose(replicate.student, ta.GaussHermite(4, replicates=2).rule(model).replicate(0).student)
 
 
 def test_nodes_of_small_weight_can_be_left_out(model):
-    whole, part = (ta.gauss_hermite_nodes(model, 10, least_weight=w, replicates=2) for w in (0.0, 1e-9))
+    whole, part = (ta.GaussHermite(10, least_weight=w, replicates=2).rule(model) for w in (0.0, 1e-9))
     assert part.size < 0.6 * whole.size
     for k in range(2):
         a, b = part.replicate(k), whole.replicate(k)
@@ -111,12 +111,12 @@ def test_nodes_of_small_weight_can_be_left_out(model):
         np.testing.assert_allclose(*means, rtol=3e-6)
     for value in (-1.0, 1e-3):
         with pytest.raises(ta.InputError, match="least_weight"):
-            ta.gauss_hermite_nodes(model, 4, least_weight=value)
+            ta.GaussHermite(4, least_weight=value).rule(model)
 
 
 def test_whitening_undoes_fields(model):
     """`whiten` inverts `fields` and returns their normal log density given the teacher's, up to a constant."""
-    replicate = ta.sobol_nodes(model, 64, replicates=1).replicate(0)
+    replicate = ta.Sobol(64, replicates=1).rule(model).replicate(0)
     x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
     h, y = fields(model, x, replicate.student, replicate.teacher)
     student, log_density = whiten(model, x, h, y)
@@ -168,8 +168,8 @@ def test_matrices_of_order_parameters(r):
 
 def test_nodes_near_a_jump_share_their_weight():
     """A node within the bandwidth of a jump gives up to half of its weight to the other side, and no weight is lost."""
-    model = ta.dot_product(mixing=((1.0, 0.0), (0.0, 1.0)))  # a model with jumps at many nodes
-    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    model = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))  # a model with jumps at many nodes
+    replicate = ta.Sobol(2**10, replicates=1).rule(model).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (0.33, 18.85, 0.025)), jnp.zeros((2, 1)))
     block = jax.tree.map(lambda a: a[0], replicate.blocks())
     points = jax.jit(points_in)(model, x, replicate, block)
@@ -188,7 +188,7 @@ def test_derivatives_of_averages_where_nothing_jumps_are_those_of_the_nodes(mode
 
     With jumps the difference scatters, and the derivative does not.
     """
-    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    replicate = ta.Sobol(2**10, replicates=1).rule(model).replicate(0)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.05, V, 0.0)), 0.19 * jnp.array([[1.0], [-1.0]]))
 
     @jax.jit

@@ -37,8 +37,8 @@ def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
     """Lines compile with less effort at top level, where the compiler has the option; single nodes would run slower."""
     total, calls = compiled[0](), compiled[1]
     monkeypatch.setattr(averaging, "_known", lambda: True)
-    lines = ta.line_nodes(model, 1, replicates=2)
-    single = ta.sobol_nodes(model, 4, replicates=2)
+    lines = ta.Lines(1, replicates=2).rule(model)
+    single = ta.Sobol(4, replicates=2).rule(model)
     quick, default = {"compiler_options": {"xla_cpu_use_fusion_emitters": False}}, {}
     for rule, options in ((lines, quick), (single, default)):
         assert float(total(rule, 1.0)) == pytest.approx(2) and calls.pop() == options
@@ -63,7 +63,7 @@ def test_of_several_threads_one_compiles(model):
         time.sleep(0.1)  # time for the other threads to arrive
         return jnp.sum(replicate.student)
 
-    rule = ta.monte_carlo_nodes(model, 5, replicates=8)
+    rule = ta.MonteCarlo(5, replicates=8).rule(model)
     run_one(together([Call(total, (rule.replicate(k),)) for k in range(8)]))
     assert len(traced) == 1
 

@@ -58,9 +58,9 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
 
     Starts at the fields and at the wells alone would miss it at 3 % or 12 % of the nodes.
     """
-    model = ta.dot_product(*numbers)
+    model = ta.DotProduct(*numbers)
     x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, V, 0.0)), jnp.zeros((2, 1)))
-    replicate = ta.sobol_nodes(model, 2**10, replicates=1).replicate(0)
+    replicate = ta.Sobol(2**10, replicates=1).rule(model).replicate(0)
     h, y = fields(model, x, replicate.student, replicate.teacher)
     best, problem = jnp.full(h.shape[-1], jnp.inf), ProxProblem(model, x.V, y)
     for start in np.stack(np.meshgrid(*[np.linspace(-1.3, 1.3, 9) * q**0.5] * 2), -1).reshape(-1, 2):
@@ -70,7 +70,7 @@ def test_the_minima_of_a_large_student_are_found(numbers, q, V):
     assert float(jnp.mean(above_best)) < 2e-3
 
 
-@pytest.mark.parametrize("model", [ta.untied_dot_product(0.3), ta.dot_product(0.3, rank=2, teacher=np.eye(2))])
+@pytest.mark.parametrize("model", [ta.UntiedDotProduct(0.3), ta.DotProduct(0.3, rank=2, teacher=np.eye(2))])
 def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower(model):
     """Starts left out for large columns lose the minimum at less than .2 % of the nodes, compared with all starts.
 
@@ -114,7 +114,7 @@ class Paraboloid(ta.DotProduct):
 def test_axis_of_the_double_well(model, nodes):
     y = problem_of(model, nodes, CASES[0], 64)[0].y.at[..., 0].set(0.0)
     # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
-    for layer in (model, ta.dot_product(omega=0.0), Paraboloid(**vars(model))):
+    for layer in (model, ta.DotProduct(omega=0.0), Paraboloid(**vars(model))):
         axis = minima_module.well_axis(layer, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
         hessian = moreau_module.expansion_at_nodes(layer, 0 * axis, y)[2]
@@ -176,7 +176,7 @@ def test_jacobian_is_the_derivative_in_h(model, nodes):
 def test_arrays_and_entries_agree(monkeypatch, r):
     """Whole arrays with a loop over the pivots agree with entry-by-entry code, for three and for four fields."""
     L = 4 - r
-    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None], rank=r)
+    model = ta.DotProduct(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None], rank=r)
     normals = jnp.asarray(np.random.default_rng(0).normal(size=(2 * r + 1, L, 64)))
     h, y, V = jnp.moveaxis(normals[:r], 0, 1), normals[r:][:1].swapaxes(0, 1), 3.0 * jnp.eye(r) + jnp.zeros((L, r, r))
 
@@ -197,7 +197,7 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
 def test_a_hessian_column_by_column(monkeypatch):
     L, size = moreau_module._MAX_COLUMNS + 1, 5
-    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
+    model = ta.DotProduct(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
     Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
     columns = jax.jit(moreau_module.expansion_at_nodes)(model, Z, Y)
     monkeypatch.setattr(moreau_module, "_MAX_COLUMNS", L)
@@ -228,7 +228,7 @@ class TwoWells(ta.DotProduct):
 
 
 def test_wells_of_a_loss_that_is_not_even_are_looked_for():
-    model = TwoWells(**vars(ta.dot_product()))
+    model = TwoWells(**vars(ta.DotProduct()))
     h = jnp.stack([jnp.linspace(-0.7, 0.4, 32), jnp.zeros(32)])[:, None]
     minima = prox(ProxProblem(model, jnp.full((2, 1, 1), 40.0), 0 * h), h)
     wells = np.sort(np.stack([minima.z[0, 0], minima.other[0, 0]]), 0)
@@ -243,7 +243,7 @@ def test_a_temperature_scales_what_a_large_student_is():
         problem = ProxProblem(model, jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y))
         return energy_of(problem, prox(problem, unit * jnp.asarray(h)).z, unit * jnp.asarray(h))
 
-    cold, plain = Tempered(*numbers), ta.dot_product(*numbers)
+    cold, plain = Tempered(*numbers), ta.DotProduct(*numbers)
     np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
 
 
@@ -257,11 +257,11 @@ def test_definite(n):
 
 
 def test_single_precision(nodes):
-    model = ta.dot_product(dtype=jnp.float32)
+    model = ta.DotProduct(dtype=jnp.float32)
     case = CASES[0]
-    problem, h = jax.tree.map(lambda a: a.astype(jnp.float32), problem_of(ta.dot_product(), nodes, case))
+    problem, h = jax.tree.map(lambda a: a.astype(jnp.float32), problem_of(ta.DotProduct(), nodes, case))
     minima = prox(problem._replace(model=model), h)
-    exact = prox(*jax.tree.map(lambda a: a.astype(jnp.float64), (problem._replace(model=ta.dot_product()), h)))
+    exact = prox(*jax.tree.map(lambda a: a.astype(jnp.float64), (problem._replace(model=ta.DotProduct()), h)))
     assert minima.z.dtype == jnp.float32
     assert float(jnp.mean(minima.converged)) > 0.99
     np.testing.assert_allclose(minima.z, exact.z, atol=2e-3)

@@ -61,8 +61,8 @@ def test_a_recipe_is_a_value(model, kind):
     assert base != ta.Sobol(2**20) and base != "a recipe"
     rule = base.rule(model)
     assert rule.replicates == REPLICATES and rule.stack.shape == (2, 1, 1) and rule.stack.weight.dtype == jnp.float64
-    assert base.rule(ta.dot_product(rank=2)).stack.shape == (2, 2, 1)
-    assert base.rule(ta.dot_product(dtype=jnp.float32)).stack.weight.dtype == jnp.float32
+    assert base.rule(ta.DotProduct(rank=2)).stack.shape == (2, 2, 1)
+    assert base.rule(ta.DotProduct(dtype=jnp.float32)).stack.weight.dtype == jnp.float32
 
 
 def test_repr():
@@ -84,16 +84,16 @@ def test_jit_closes_over_a_recipe(model):
     assert float(static(model, ta.Sobol(2**6, replicates=2))) == pytest.approx(expected, rel=1e-14)
     assert static._cache_size() == 1
     assert float(jax.jit(lambda m: weight(m, recipe))(model)) == pytest.approx(expected, rel=1e-14)
-    lanes = jax.vmap(lambda lam: weight(ta.dot_product(lam=lam), recipe))(jnp.array([model.lam, 2 * model.lam]))
+    lanes = jax.vmap(lambda lam: weight(ta.DotProduct(lam=lam), recipe))(jnp.array([model.lam, 2 * model.lam]))
     np.testing.assert_allclose(lanes, [expected, 2 * expected], rtol=1e-14)
 
 
 def test_fields_of_a_model(model):
     fields = Fields.of(model)
     assert fields == Fields(2, 1, 1, np.dtype("float64")) and fields.count == 4 and fields.shape == (2, 1, 1)
-    assert Fields.of(fields) is fields and hash(fields) == hash(Fields.of(ta.dot_product(omega=0.7)))
+    assert Fields.of(fields) is fields and hash(fields) == hash(Fields.of(ta.DotProduct(omega=0.7)))
     assert Fields.of(model, student=3).shape == (2, 3, 1) and Fields.of(model, student=0).count == 2
-    assert Fields.of(ta.relu_attention()).nonsmooth and not fields.nonsmooth
+    assert Fields.of(ta.ReLUAttention()).nonsmooth and not fields.nonsmooth
     noisy = Noisy.of()
     assert Fields.of(noisy).noise and Fields.of(noisy).teacher == noisy.shape[2] + noisy.noise
     assert same(ta.Sobol(16).rule(fields), ta.Sobol(16).rule(model))
@@ -131,12 +131,12 @@ def test_public_functions_take_recipes(model):
 def test_default_recipes(model):
     assert default_recipe(model) == ta.Lines(9) and default_recipe(model, SIZES["transition"]) == ta.Lines(7)
     assert default_recipe(model, 1, **COMMON) == ta.Lines(5, **COMMON)
-    for other in (ta.dot_product(rank=2), ta.relu_attention(), Noisy.of()):
+    for other in (ta.DotProduct(rank=2), ta.ReLUAttention(), Noisy.of()):
         assert default_recipe(other, 3000, **COMMON) == ta.Sobol(2**12, **COMMON)  # the nearest power of two
     assert smooth_recipe(model, "sgd") == ta.GaussHermite(10, least_weight=1e-10, replicates=2, block=10**4)
     assert smooth_recipe(model, "optimal") == ta.GaussHermite(12, least_weight=1e-10, replicates=3)
     assert smooth_recipe(model, "population") == ta.GaussHermite(18, replicates=3)
     assert smooth_recipe(Fields.of(model, student=0), "population") == ta.GaussHermite(64, replicates=3)
-    wide = ta.dot_product(rank=2)
+    wide = ta.DotProduct(rank=2)
     assert smooth_recipe(wide, "population") == ta.Sobol(SMOOTH["population"].n)
     assert smooth_recipe(wide, "sgd") == ta.Sobol(2**13, block=2**13)

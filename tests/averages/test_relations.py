@@ -10,11 +10,11 @@ import tiedattn_jax as ta
 
 DRAWN = settings(max_examples=20, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
 RULES = {
-    "sobol": lambda model, **options: ta.sobol_nodes(model, 2**8, **options),
-    "monte carlo": lambda model, **options: ta.monte_carlo_nodes(model, 2**8, **options),
-    "gauss hermite": lambda model, **options: ta.gauss_hermite_nodes(model, 5, **options),
-    "lines": lambda model, **options: ta.line_nodes(model, 3, **options),
-    "sobol lines": lambda model, **options: ta.line_nodes(model, lines=2**6, points=8, **options),
+    "sobol": lambda model, **options: ta.Sobol(2**8, **options).rule(model),
+    "monte carlo": lambda model, **options: ta.MonteCarlo(2**8, **options).rule(model),
+    "gauss hermite": lambda model, **options: ta.GaussHermite(5, **options).rule(model),
+    "lines": lambda model, **options: ta.Lines(3, **options).rule(model),
+    "sobol lines": lambda model, **options: ta.Lines(lines=2**6, points=8, **options).rule(model),
 }
 RANDOM = np.random.default_rng(0)
 WAVES, PHASES = RANDOM.standard_normal((4, 40)), RANDOM.uniform(0, 2 * np.pi, 40)
@@ -60,7 +60,7 @@ def test_error_bars_are_the_scatter_over_seeds(model, name):
 )
 def test_no_replicate_comes_twice(name, seed, step):
     """No replicate of a rule, nor one of a rule with another seed, has a random array of another replicate."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     rules = [streams((name, RULES[name](model, seed=s, replicates=4))) for s in (seed, seed + step)]
     for k in rules[0]:
         replicates = np.concatenate([rule[k] for rule in rules]).reshape(2 * len(rules[0][k]), -1)

@@ -85,13 +85,13 @@ def test_a_fixed_point(capsys):
 def test_a_state_of_no_branch_says_what_it_is():
     """Its order parameters were all free, and it may follow some of the teacher's directions alone."""
     point = made.fixed_point()
-    free = ta.FixedPoint(point.model, point.alpha, point.replicates, None)
+    free = ta.results.FixedPoint(point.model, point.alpha, point.replicates, None)
     assert repr(free).startswith("FixedPoint(semantic state at alpha = 2; q=")
-    model = ta.dot_product(rank=2, teacher=np.eye(2))
+    model = ta.DotProduct(rank=2, teacher=np.eye(2))
     for theta in (np.diag([0.1, 0.0]), np.diag([0.1, 0.05])):
         pairs = [jnp.broadcast_to(a, (4, 2, 2, 2)) for a in (0.2 * np.eye(2), np.eye(2), theta)]
         replicates = eqx.tree_at(lambda s: s.overlaps, point.replicates, ta.Overlaps(*pairs, jnp.zeros((4, 2, 2))))
-        several = ta.FixedPoint(model, point.alpha, replicates, None)
+        several = ta.results.FixedPoint(model, point.alpha, replicates, None)
         directions = np.count_nonzero(theta)
         title = f"semantic state at alpha = 2, along {directions} of 2 directions of the teacher: converged"
         assert several.summary().startswith(title)
@@ -151,7 +151,9 @@ def test_scalars_of_two_tokens():
 def test_a_batch_keeps_its_lanes_apart():
     first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
     batch = jax.tree.map(
-        lambda *a: jnp.stack(a), first, ta.FixedPoint(second.model, second.alpha, second.replicates, first.branch)
+        lambda *a: jnp.stack(a),
+        first,
+        ta.results.FixedPoint(second.model, second.alpha, second.replicates, first.branch),
     )
     for lane, point in enumerate((first, second)):
         for name in ("mean", "stderr"):
@@ -249,7 +251,7 @@ def test_curves_paths_and_boundaries():
     assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["axes"] == {
         "sigma": [0.4, 0.5]
     }
-    end = ta.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
+    end = ta.results.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
     assert repr(end) == "BranchEnd(lower end: ends at alpha = 0.700(10): theta falls continuously to zero)"
     assert end.to_dict()["alpha"] == 0.7
 
@@ -321,7 +323,9 @@ def test_runs_on_data(model):
     assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
     unit = jnp.ones(())
     x = ta.Overlaps(jnp.full((2, 1, 1), 0.5), jnp.full((2, 1, 1), jnp.nan), jnp.full((2, 1, 1), 0.25), jnp.ones((2, 1)))
-    run = ta.Training(jnp.ones((60, 1)), x, jnp.array(7), jnp.array(2), 0.5 * unit, 1e-9 * unit, unit[None], unit[None])
+    run = ta.results.Training(
+        jnp.ones((60, 1)), x, jnp.array(7), jnp.array(2), 0.5 * unit, 1e-9 * unit, unit[None], unit[None]
+    )
     assert repr(run).startswith(
         "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
     )
@@ -332,7 +336,7 @@ def test_runs_on_data(model):
     assert not run.ok
     mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
     assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
-    line = repr(ta.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
+    line = repr(ta.results.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
     assert line == "LinearBaseline(W=[[1, 0], [0, 1]], train_loss=0.1, gen_error=0.500(10))"
 
 
@@ -365,9 +369,11 @@ def test_what_has_a_picture_draws_it():
     assert len(transition.plot().axes) == 2 and len(instances().plot().axes) == 5
     x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
     unit, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
-    training = ta.Training(jnp.ones((60, 1)), x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3))
+    training = ta.results.Training(
+        jnp.ones((60, 1)), x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3)
+    )
     assert len(training.plot().axes) == 2
-    run = ta.GAMP(
+    run = ta.results.GAMP(
         jnp.ones((60, 1)), x, jnp.array(1), jnp.array(0), jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)), unit, history,
         jnp.ones(1), unit, unit, unit,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def traced(monkeypatch):
 @pytest.fixture(scope="module")
 def arguments(model):
     """The arguments of `gen_error_in`."""
-    return model, BRANCHES["semantic"].start(model), ta.monte_carlo_nodes(model, 64, replicates=1).replicate(0)
+    return model, BRANCHES["semantic"].start(model), ta.MonteCarlo(64, replicates=1).rule(model).replicate(0)
 
 
 def test_another_process_does_not_trace(folder, traced, arguments):
@@ -59,13 +59,13 @@ def test_another_process_does_not_trace(folder, traced, arguments):
 
 def test_one_program_for_all_numbers(folder, traced, arguments):
     fn, (model, x, replicate) = stored_program(gen_error_in), arguments
-    other_model = ta.dot_product(sigma=0.7)
+    other_model = ta.DotProduct(sigma=0.7)
     assert fn(other_model, x, replicate) == pytest.approx(float(gen_error_in(other_model, x, replicate)), rel=1e-12)
     assert fn(model, x, replicate) != fn(other_model, x, replicate) and len(traced) == 1
 
 
 def other_number(monkeypatch, model, x, replicate):
-    return model, x, ta.monte_carlo_nodes(model, 65, replicates=1).replicate(0)
+    return model, x, ta.MonteCarlo(65, replicates=1).rule(model).replicate(0)
 
 
 def other_precision(monkeypatch, *arguments):
@@ -298,7 +298,7 @@ def test_threads_share_a_program(folder, traced, arguments):
 @pytest.mark.slow
 def test_a_solve(folder, traced, model):
     """A solve stores one program for all replicates, which run in threads, and gives the same state as without."""
-    rule = ta.line_nodes(model, 1, replicates=3)
+    rule = ta.Lines(1, replicates=3).rule(model)
     point = ta.solve(model, 2.0, nodes=rule)
     assert len(traced) == 1
     compiled.Traced.folder = None

@@ -50,8 +50,8 @@ def results():
             ("alpha", np.array([1.0, 2.0])), ("omega", np.ones(1)), cells, {"version": "0", "a": [1]}
         ),
         "average": ta.Average(jnp.array(1.0), jnp.array(0.1)),
-        "model of the user's": Weighted(**vars(ta.dot_product()), weight=jnp.ones(3)),
-        "model with a penalty": ta.dot_product(penalty=ta.L1(0.1)),
+        "model of the user's": Weighted(**vars(ta.DotProduct()), weight=jnp.ones(3)),
+        "model with a penalty": ta.DotProduct(penalty=ta.L1(0.1)),
         "diagnosis of named tuples": Diagnosis(*[Finding(1.0, np.inf, False, "none is repeated")] * 7),
     }
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_saved(tmp_path):
     class WithFunction(ta.DotProduct):
         scale: object = eqx.field(static=True, default=None, kw_only=True)
 
-    model = WithFunction(**vars(ta.dot_product()), scale=np.sin)
+    model = WithFunction(**vars(ta.DotProduct()), scale=np.sin)
     with pytest.raises(
         ta.InputError, match=r"result must consist of numbers, texts and arrays .* in WithFunction\.scale"
     ):

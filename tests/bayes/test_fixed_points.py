@@ -29,8 +29,8 @@ def three_tokens(kind=ta.DotProduct):
 @pytest.mark.parametrize(
     ("model", "alpha", "expected"),
     [
-        (ta.dot_product(), 0.2, 0.0451504),
-        (ta.dot_product(), 0.4, 0.5920117),
+        (ta.DotProduct(), 0.2, 0.0451504),
+        (ta.DotProduct(), 0.4, 0.5920117),
         (Noisy(), 1.0, 0.6427555),
         (three_tokens(), 0.2, 0.4370078),
         (three_tokens(Noisy), 0.5, 0.5806438),
@@ -57,7 +57,7 @@ def test_errors(model):
     grid = ta.GaussHermite(24, replicates=2)
     blind = ta.bayes(model, 0.1, nodes=grid)
     assert float(jnp.max(blind.q)) == 0
-    linear = ta.gen_error_linear(model, ta.gauss_hermite_nodes(model, 32)).value
+    linear = ta.gen_error_linear(model, ta.GaussHermite(32).rule(model)).value
     assert float(blind.gen_error) == pytest.approx(float(linear), rel=1e-8)
     known = ta.bayes(model, 0.7)
     assert float(known.gen_error) < 1e-14 and float(jnp.min(known.q)) == pytest.approx(SIGMA_SQUARE, abs=1e-10)
@@ -106,7 +106,7 @@ def test_equations_are_gradients(model):
     law = ta.SpectralLaw.from_matrices(
         np.stack([np.linspace(0.2, 0.9, 8), np.linspace(0.5, 0.3, 8)]), np.eye(2, 8), np.ones((8, 1))
     )
-    several = ta.dot_product(spectrum=law)
+    several = ta.DotProduct(spectrum=law)
     hats = jnp.array([0.7, 1.9])[:, None, None]
     x = channel.posterior(several, hats)
     np.testing.assert_allclose(x.q, 2 * jax.grad(lambda h: channel.prior(several, h))(hats), rtol=1e-10)
@@ -122,7 +122,7 @@ def test_equations_are_gradients(model):
 
 def test_derivatives(model):
     def error(sigma, alpha):
-        return ta.bayes(ta.dot_product(sigma=sigma), alpha, start="uninformed").gen_error
+        return ta.bayes(ta.DotProduct(sigma=sigma), alpha, start="uninformed").gen_error
 
     step, at = 1e-4, (0.5, 0.4)
     slopes = jax.grad(error, (0, 1))(*at)
@@ -137,7 +137,7 @@ def test_derivatives(model):
 
 def test_a_teacher_of_two_columns_is_resolved_as_far_as_the_grid_of_angles():
     """Steps stay where conjugates are positive definite; V below (2 spacing)^2 rho is not resolved."""
-    model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
+    model = ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
     nodes = ta.Sobol(2**5, replicates=2)
     for alpha, expected in ((0.3, [False, False]), (0.4, [True, True])):
         states = ta.bayes(model, alpha, nodes=nodes, start="uninformed").replicates
@@ -171,13 +171,13 @@ def test_a_failure_of_either_start_is_told(model, part):
 
 
 def test_omega_mixing_and_ridge_do_not_matter(model):
-    other = ta.dot_product(omega=0.8, lam=0.1, mixing=((0.9, 0.1), (0.2, 0.8)))
+    other = ta.DotProduct(omega=0.8, lam=0.1, mixing=((0.9, 0.1), (0.2, 0.8)))
     np.testing.assert_allclose(ta.bayes(other, 0.35).q, ta.bayes(model, 0.35).q, rtol=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 0.8])
 def test_single_precision(model, alpha):
-    single, double = ta.bayes(ta.dot_product(dtype=jnp.float32), alpha), ta.bayes(model, alpha)
+    single, double = ta.bayes(ta.DotProduct(dtype=jnp.float32), alpha), ta.bayes(model, alpha)
     assert single.ok and single.q.dtype == jnp.float32
     np.testing.assert_allclose(single.q, double.q, rtol=2e-6)
     np.testing.assert_allclose(single.gen_error, double.gen_error, rtol=1e-5, atol=1e-12)
@@ -186,10 +186,10 @@ def test_single_precision(model, alpha):
 def test_several_eigenvalues_and_equal_ones():
     """A law of one atom gives the isotropic layer; of two atoms the one with larger variance is learned better."""
     encodings, teacher = np.eye(2, 16), np.ones((16, 1))
-    same = ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(np.full((2, 16), 0.25), encodings, teacher))
-    np.testing.assert_allclose(ta.bayes(same, 0.4).q, ta.bayes(ta.dot_product(), 0.4).q, rtol=1e-8)
+    same = ta.DotProduct(spectrum=ta.SpectralLaw.from_matrices(np.full((2, 16), 0.25), encodings, teacher))
+    np.testing.assert_allclose(ta.bayes(same, 0.4).q, ta.bayes(ta.DotProduct(), 0.4).q, rtol=1e-8)
     spread = np.where(np.arange(16) < 8, 0.1, 0.4)
-    other = ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
+    other = ta.DotProduct(spectrum=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
     assert ta.threshold(other, "weak_recovery").alpha < ta.threshold(same, "weak_recovery").alpha
     assert overlap(other, 0.3) > overlap(same, 0.3)
 
@@ -197,17 +197,17 @@ def test_several_eigenvalues_and_equal_ones():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ta.bayes(ta.dot_product(penalty=ta.L1(0.01)), 1.0), "must have no penalty"),
-        (lambda: ta.bayes(ta.dot_product(omega=1.0), 1.0), "omega below one"),
-        (lambda: ta.bayes(ta.causal_dot_product(), 1.0), "three tokens or more"),
-        (lambda: ta.bayes(ta.untied_dot_product(), 1.0), "declare `preimages"),
-        (lambda: ta.bayes(ta.linear_attention(), 1.0), "preimages"),
-        (lambda: ta.bayes(ta.dot_product(), -1.0), "alpha must be positive"),
-        (lambda: ta.bayes(ta.dot_product(), 1.0, start="semantic"), "start"),
-        (lambda: ta.bayes(ta.dot_product(), 1.0, nodes=ta.sobol_nodes(three_tokens(), 2**6)), "nodes"),
-        (lambda: ta.bayes(ta.dot_product(teacher=np.eye(2), rank=2), 1.0), "fewer columns"),
+        (lambda: ta.bayes(ta.DotProduct(penalty=ta.L1(0.01)), 1.0), "must have no penalty"),
+        (lambda: ta.bayes(ta.DotProduct(omega=1.0), 1.0), "omega below one"),
+        (lambda: ta.bayes(ta.CausalDotProduct(), 1.0), "three tokens or more"),
+        (lambda: ta.bayes(ta.UntiedDotProduct(), 1.0), "declare `preimages"),
+        (lambda: ta.bayes(ta.LinearAttention(), 1.0), "preimages"),
+        (lambda: ta.bayes(ta.DotProduct(), -1.0), "alpha must be positive"),
+        (lambda: ta.bayes(ta.DotProduct(), 1.0, start="semantic"), "start"),
+        (lambda: ta.bayes(ta.DotProduct(), 1.0, nodes=ta.Sobol(2**6).rule(three_tokens())), "nodes"),
+        (lambda: ta.bayes(ta.DotProduct(teacher=np.eye(2), rank=2), 1.0), "fewer columns"),
         (lambda: ta.threshold(Noisy(), "perfect_recovery"), "exact labels"),
-        (lambda: ta.spectral_overlap(ta.dot_product(), 0.0), "alpha must be positive"),
+        (lambda: ta.spectral_overlap(ta.DotProduct(), 0.0), "alpha must be positive"),
     ],
 )
 def test_bad_input(build, message):

@@ -13,7 +13,7 @@ from tiedattn_jax.bayes.fixed_points import averages_of
 
 @pytest.mark.parametrize("L", [2, 3])
 def test_weak_recovery_of_exact_labels(L):
-    model = ta.dot_product(mixing=np.full((L, L), 1 / L), encodings=np.eye(L))
+    model = ta.DotProduct(mixing=np.full((L, L), 1 / L), encodings=np.eye(L))
     threshold = ta.threshold(model, "weak_recovery")
     assert float(threshold.alpha) == pytest.approx(1 / (L * (L + 1)), rel=1e-9)
     assert float(ta.bayes(model, 0.98 * threshold.alpha).q[0, 0, 0]) == 0
@@ -21,7 +21,7 @@ def test_weak_recovery_of_exact_labels(L):
 
 
 def test_single_precision():
-    model = ta.dot_product(dtype=jnp.float32)
+    model = ta.DotProduct(dtype=jnp.float32)
     perfect = ta.threshold(model, "perfect_recovery")
     numbers = (
         ta.threshold(model, "weak_recovery").alpha,
@@ -58,7 +58,7 @@ def test_weak_recovery_by_averages_over_labels():
 
 def test_two_columns_of_the_teacher():
     """O(2) as a grid: three tokens show more than one column of the teacher, and no less than the bound allows."""
-    model = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
+    model = ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
     nodes = ta.Sobol(2**8)
     threshold = ta.threshold(model, "weak_recovery", nodes=nodes)
     assert 1 / 12 < float(threshold.alpha) < 0.5 and threshold.ok
@@ -77,7 +77,7 @@ def test_perfect_recovery(model):
 
 @pytest.mark.parametrize("alpha", [np.inf, np.nan])
 def test_an_alpha_that_is_not_finite_is_no_threshold(model, alpha):
-    threshold = ta.Threshold.of_model(
+    threshold = ta.results.Threshold.of_model(
         lambda model: jnp.array([0, 1]) * model.lam + alpha, model, event="x", meaning="x"
     )
     assert threshold.status_name == "absent" and not threshold.ok and "not finite" in threshold.reason

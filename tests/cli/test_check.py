@@ -7,6 +7,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.base import VERSION
 from tiedattn_jax.cli import main as check
 from tiedattn_jax.cli.main import main
 
@@ -33,7 +34,7 @@ def run(capsys):
 def test_known_numbers_pass(solved, capsys):
     code, text = run(capsys)
     assert code == 0 and solved[1] == [(2.0, "semantic")] * 2
-    assert "agree with the known ones" in text and "float64" in text and f"tiedattn_jax {ta.VERSION}" in text
+    assert "agree with the known ones" in text and "float64" in text and f"tiedattn_jax {VERSION}" in text
     assert "first call" in text and "second call" in text and "cores of the host" in text
 
 

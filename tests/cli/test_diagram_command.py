@@ -30,7 +30,7 @@ def test_files_json_and_resume(capsys, tmp_path):
     names = ["diagram.csv", "diagram.json", "diagram.npz", "diagram.png", "tracks"]
     assert sorted(p.name for p in out.iterdir()) == names
     assert len(list(csv.DictReader((out / "diagram.csv").read_text().splitlines()))) == 12
-    diagram = ta.PhaseDiagram.load(out / "diagram.npz")
+    diagram = ta.results.PhaseDiagram.load(out / "diagram.npz")
     np.testing.assert_allclose(diagram.alpha_c().alpha, report["alpha_c"])
     # A second run must be told to go on; then everything is already there.
     with pytest.raises(SystemExit) as stop:

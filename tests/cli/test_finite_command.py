@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.base.report import Status, error_bar
 from tiedattn_jax.cli import simulations
 from tiedattn_jax.cli.main import main
@@ -62,14 +63,16 @@ def test_what_is_asked_for(capsys, monkeypatch):
     (_, data, init), options = calls["gamp"]
     assert (data, init, options["steps"], options["tol"], options["key"]) == ("data", "positional", 1000, 1e-10, "key")
     d, alpha, keys, size = calls["instances"]
-    assert (d, alpha) == (60, 3.0) and size == ta.default_nodes(ta.dot_product(), ta.SIZES["instances"]).size
+    assert (d, alpha) == (60, 3.0) and size == default_recipe(ta.DotProduct(), SIZES["instances"]).rule(
+        ta.DotProduct()
+    ).size
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
     calls["theory_status"] = np.array([0, 0, Status.absent])
     assert main("train --optimizer adam --steps 7 --json".split()) == 1  # one instance has no theory
     (_, data, init), options = calls["train"]
     assert (init, options["optimizer"], options["steps"]) == ("semantic", "adam", 7)
     d, alpha, _, size = calls["instances"]
-    assert (d, alpha) == (1000, 2.0) and size == ta.default_nodes(ta.dot_product()).size
+    assert (d, alpha) == (1000, 2.0) and size == default_recipe(ta.DotProduct()).rule(ta.DotProduct()).size
     main(["train", "--json"])
     assert calls["train"][1]["optimizer"] == "lbfgs" and calls["train"][1]["steps"] == 2000
     main(["train", "--l1", ".01", "--json"])  # L-BFGS supports no penalty

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.cli import options
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.model.layers import LAYERS
@@ -64,14 +65,14 @@ def read():
 
 def test_defaults_are_the_library_s(read):
     args = read()
-    model, standard = options.model_of(args), ta.dot_product()
+    model, standard = options.model_of(args), ta.DotProduct()
     for name in ("omega", "sigma", "lam", "mixing"):
         np.testing.assert_array_equal(getattr(model, name), getattr(standard, name))
     assert (args.alpha, args.seed, args.json, args.out) == (2.0, 0, False, None)
-    assert args.nodes == ta.SIZES["solve"] and read(size="grid").nodes == ta.SIZES["grid"]
-    default, chosen = ta.default_nodes(model), options.nodes_of(args, model)
+    assert args.nodes == SIZES["solve"] and read(size="grid").nodes == SIZES["grid"]
+    default, chosen = default_recipe(model).rule(model), options.nodes_of(args, model)
     assert (chosen.size, chosen.replicates) == (default.size, default.replicates)
-    assert options.nodes_of(args, model, ta.SIZES["curve"]).size < default.size
+    assert options.nodes_of(args, model, SIZES["curve"]).size < default.size
 
 
 def test_every_option_of_model_and_averages_counts(read):
@@ -80,7 +81,7 @@ def test_every_option_of_model_and_averages_counts(read):
     model = options.model_of(args)
     assert (float(model.omega), float(model.sigma), float(model.lam)) == (0.2, 0.7, 0.03)
     np.testing.assert_array_equal(model.mixing, [[0.9, 0.1], [0.2, 0.8]])
-    points, expected = options.nodes_of(args, model), ta.sobol_nodes(model, 1024, seed=5, replicates=3)
+    points, expected = options.nodes_of(args, model), ta.Sobol(1024, seed=5, replicates=3).rule(model)
     np.testing.assert_array_equal(points.stack.student, expected.stack.student)
 
 

@@ -12,6 +12,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.cli import theory as command
 from tiedattn_jax.cli.main import main
 from tiedattn_jax.phases.questions import StateTable
@@ -83,7 +84,7 @@ def without_solving(monkeypatch):
         calls["starts"].append([curve.branch for curve in start])
         return made.transition(1.5, event="alpha_l")
 
-    end = ta.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
+    end = ta.results.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
     monkeypatch.setattr(command, "sweep", sweep)
     monkeypatch.setattr(command, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
     monkeypatch.setattr(command, "critical_alpha", critical_alpha)
@@ -100,7 +101,7 @@ def test_what_is_told(capsys, without_solving):
     assert "semantic branch, lower end: ends at alpha = 0.700(10): m falls continuously to zero" in out
     assert "positional branch: neither end nor loss of stability in 0.05 <= alpha <= 2.25" in out
     (rough,) = set(without_solving["rough"])
-    assert rough == ta.default_nodes(ta.dot_product(), ta.SIZES["curve"]).size < without_solving["full"]
+    assert rough == default_recipe(ta.DotProduct(), SIZES["curve"]).rule(ta.DotProduct()).size < without_solving["full"]
     assert without_solving["starts"] == [["positional", "semantic"]] * 2
 
 
@@ -119,8 +120,10 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
 
 def test_curves_are_drawn_to_their_ends():
     curve = StateTable.of("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
-    end = ta.BranchEnd(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
-    unsolved = ta.BranchEnd(
+    end = ta.results.BranchEnd(
+        made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower"
+    )
+    unsolved = ta.results.BranchEnd(
         made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"
     )
     complete = command._to_its_ends(curve, [end, unsolved])

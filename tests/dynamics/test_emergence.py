@@ -15,7 +15,7 @@ SETTING = {"R": 0.5, "eta": 2.0, "until": 40.0, "kappa": 0.005, "points": 41, "s
 
 @pytest.fixture(scope="module")
 def path():
-    return ta.emergence(ta.dot_product(omega=0.3), orthogonal=True, **SETTING)
+    return ta.emergence(ta.DotProduct(omega=0.3), orthogonal=True, **SETTING)
 
 
 def test_reference_variances(path):
@@ -34,7 +34,7 @@ def test_reference_variances(path):
 )
 def test_reference_rates(omega, kappa, R, rates):
     """Growth rates over eta on the stationary size; from 0.1 to 0.3 the encodings overtake the teacher."""
-    path = ta.emergence(ta.dot_product(omega=omega), R, 1e-3, 1e-3, kappa=kappa, points=2, steps=1)
+    path = ta.emergence(ta.DotProduct(omega=omega), R, 1e-3, 1e-3, kappa=kappa, points=2, steps=1)
     measured = path.mean.growth_encodings[0], path.mean.growth_teacher[0]
     np.testing.assert_allclose(np.array(measured) / 1e-3, rates, rtol=1e-3)
     assert path.first == ("encodings" if rates[0] > rates[1] else "teacher")
@@ -56,7 +56,7 @@ def test_variances_of_sampled_sentences(path):
 
 def test_times_of_emergence():
     """The time grows by log(d) over twice the rate, and its derivative is that of differences."""
-    model = ta.dot_product(omega=0.3)
+    model = ta.DotProduct(omega=0.3)
 
     def path_at(eta):
         return ta.emergence(model, 0.12, eta, 120.0, kappa=0.005, points=41, steps=1)
@@ -77,7 +77,7 @@ def test_times_of_emergence():
 
 
 def test_a_random_start_has_fluctuations(path):
-    random = ta.emergence(ta.dot_product(omega=0.3), **SETTING)
+    random = ta.emergence(ta.DotProduct(omega=0.3), **SETTING)
     np.testing.assert_allclose(random.mean.encodings[0], 0.5, rtol=1e-12)
     np.testing.assert_allclose(random.mean.R, path.mean.R, rtol=1e-12)
     # The teacher's fluctuations are still larger at the end, but those of the encodings grow faster.
@@ -99,13 +99,13 @@ def test_a_random_start_has_fluctuations(path):
         ({"kappa": -1.0}, "kappa"),
         ({"points": 1}, "points"),
         ({"steps": 0}, "steps"),
-        ({"model": ta.relu_attention()}, "without kinks"),
+        ({"model": ta.ReLUAttention()}, "without kinks"),
         ({"model": setting(20, ((0.1, 0.15), (0.5, 0.3)))[0]}, "one eigenvalue"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_bad_input(change, message):
-    arguments = {"model": ta.dot_product(), **SETTING} | change
+    arguments = {"model": ta.DotProduct(), **SETTING} | change
     with pytest.raises(ta.InputError, match=message):
         ta.emergence(**arguments)
 

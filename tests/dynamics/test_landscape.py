@@ -17,7 +17,7 @@ import tiedattn_jax as ta
 def sequence_model(omega, a):
     """The setting of arXiv:2506.02651: tokens of variance one, and a mixing matrix that a^2 makes sharper."""
     scores = np.exp(a**2 * np.array([[1.0, -1.0], [-1.0, 1.0]]))
-    return ta.dot_product(omega=omega, sigma=1.0, mixing=scores / scores.sum(1, keepdims=True))
+    return ta.DotProduct(omega=omega, sigma=1.0, mixing=scores / scores.sum(1, keepdims=True))
 
 
 def sharpened(model, a):
@@ -88,7 +88,7 @@ def test_ridge(model):
     assert semantic.stable and positional.stable and int(point.label) == 6
     # At alpha = 1e5 a small student grows at alpha times minus the curvatures, with the ridge kappa alpha.
     alpha = 1e5
-    start = ta.small_start(ta.dot_product(lam=0.005 * alpha), alpha)
+    start = ta.small_start(ta.DotProduct(lam=0.005 * alpha), alpha)
     np.testing.assert_allclose(start.encodings / alpha, -point.mean.slope_positional, rtol=1e-3)
     np.testing.assert_allclose(start.teacher / alpha, -point.mean.slope_semantic, rtol=1e-2)
     one = ta.landscape(model, 0.0)
@@ -140,14 +140,14 @@ def test_derivatives(nodes):
     [
         ({"size": -1.0}, "size"),
         ({"kappa": -1.0}, "kappa"),
-        ({"model": ta.relu_attention(), "size": 1.0}, "without kinks"),
-        ({"model": ta.dot_product(rank=2), "size": 1.0}, "one direction each"),
+        ({"model": ta.ReLUAttention(), "size": 1.0}, "without kinks"),
+        ({"model": ta.DotProduct(rank=2), "size": 1.0}, "one direction each"),
     ],
     ids=["size", "kappa", "kinks", "ranks"],
 )
 def test_bad_input(arguments, message):
     with pytest.raises(ta.InputError, match=message):
-        ta.landscape(**{"model": ta.dot_product(), **arguments})
-    options = {"model": ta.dot_product(), "omega": [0.3], **arguments}
+        ta.landscape(**{"model": ta.DotProduct(), **arguments})
+    options = {"model": ta.DotProduct(), "omega": [0.3], **arguments}
     with pytest.raises(ta.InputError, match=message):
         ta.sweep(question="landscape", **options)

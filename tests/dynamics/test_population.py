@@ -94,7 +94,7 @@ def test_curvature_by_the_test_error(model, nodes, minima):
 
 def test_two_columns_learn_both_mechanisms():
     """One column along the teacher, one along the encodings, up to a rotation; the risk is below that of one column."""
-    model = ta.dot_product(rank=2)
+    model = ta.DotProduct(rank=2)
     point = ta.population(model, 0.005, None)
     theta, m = point.Theta[:, 0], point.m[0]
     assert point.ok and point.stable and float(point.risk) < 0.00209
@@ -115,9 +115,9 @@ def test_spectral_law(model, minima):
 
     def risk(size):
         scaled = dataclasses.replace(law, tau=size * law.tau)
-        return ta.population(ta.dot_product(spectrum=scaled), 0.005, "positional", nodes=nodes).risk
+        return ta.population(ta.DotProduct(spectrum=scaled), 0.005, "positional", nodes=nodes).risk
 
-    nodes = ta.gauss_hermite_nodes(model, 12, replicates=2)
+    nodes = ta.GaussHermite(12, replicates=2).rule(model)
     value, slope = jax.value_and_grad(risk)(jnp.asarray(1.0))
     assert float(value) == pytest.approx(float(minima[0.005, "positional"].risk), abs=1e-6)
     step = 1e-4
@@ -127,10 +127,10 @@ def test_spectral_law(model, minima):
 @pytest.mark.parametrize(
     ("layer", "options", "problem"),
     [
-        (ta.dot_product(), {"kappa": -0.1}, "kappa must be zero or positive, and finite"),
-        (ta.dot_product(), {"branch": "uninformed"}, "branch must be 'semantic'"),
-        (ta.dot_product(penalty=ta.L1(0.1)), {}, "model must have no penalty"),
-        (ta.relu_attention(), {}, "model must have a loss without kinks"),
+        (ta.DotProduct(), {"kappa": -0.1}, "kappa must be zero or positive, and finite"),
+        (ta.DotProduct(), {"branch": "uninformed"}, "branch must be 'semantic'"),
+        (ta.DotProduct(penalty=ta.L1(0.1)), {}, "model must have no penalty"),
+        (ta.ReLUAttention(), {}, "model must have a loss without kinks"),
     ],
 )
 def test_bad_input(layer, options, problem):

@@ -19,7 +19,7 @@ STARTS = st.tuples(st.floats(0.3, 0.8), st.floats(-0.3, 0.3), st.floats(-0.3, 0.
 # Rules are no fixtures: hypothesis would print all their nodes.
 @cache
 def grid(replicates=2):
-    return ta.gauss_hermite_nodes(ta.dot_product(), 6, replicates=replicates)
+    return ta.GaussHermite(6, replicates=replicates).rule(ta.DotProduct())
 
 
 def path(model, start, eta=1.0, until=12.0, kappa=0.005, nodes=None):
@@ -41,7 +41,7 @@ def assert_paths(first, second, *factors):
 @given(STARTS, st.sampled_from([(1, -1), (-1, 1), (-1, -1)]), st.floats(0.25, 0.4))
 def test_the_mirrored_student(start, signs, omega):
     """A grid has the parity of the loss: students that differ in the signs of Theta or m stay mirrored."""
-    (R, Theta, m), (s, p), model = start, signs, ta.dot_product(omega)
+    (R, Theta, m), (s, p), model = start, signs, ta.DotProduct(omega)
     assert_paths(path(model, (R, s * Theta, p * m), nodes=grid(1)), path(model, start, nodes=grid(1)), 1, s, p, 1)
 
 
@@ -50,9 +50,9 @@ def test_the_mirrored_student(start, signs, omega):
 def test_units(start, c):
     """Tokens and encodings c times as large, teacher and student 1 / c times: errors are c^2 times as large."""
     R, Theta, m = start
-    scaled = ta.dot_product(sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
+    scaled = ta.DotProduct(sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
     other = path(scaled, (R / c**2, Theta / c**2, m), eta=c**-4, kappa=0.005 * c**4)
-    assert_paths(other, path(ta.dot_product(), start), c**-2, c**-2, 1, c**2)
+    assert_paths(other, path(ta.DotProduct(), start), c**-2, c**-2, 1, c**2)
 
 
 @pytest.mark.parametrize("c", [0.7, 1.5])
@@ -60,7 +60,7 @@ def test_units_of_fluctuations(c):
     """The same for a student without overlaps: rates stay, projections scale like the student."""
 
     def fluctuations(c):
-        model = ta.dot_product(omega=0.3, sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
+        model = ta.DotProduct(omega=0.3, sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
         run = ta.emergence(
             model, 0.5 / c**2, c**-4, 12.0, kappa=0.005 * c**4, orthogonal=True, nodes=grid(), points=3, steps=1
         )
@@ -92,7 +92,7 @@ def test_a_time_is_the_mean_over_the_replicates_in_which_the_event_happens(times
 
 def test_events_are_opposite():
     """Where the one projection overtakes the other, their order has changed; the opposite event is not there."""
-    student = path(ta.dot_product(omega=0.9), (0.5, 0.2, 0.15), until=60.0, nodes=grid(1))
+    student = path(ta.DotProduct(omega=0.9), (0.5, 0.2, 0.15), until=60.0, nodes=grid(1))
     larger = np.asarray(student.mean.along_encodings > student.mean.along_teacher)
     time = float(student.crossing("m overtakes theta").t)
     np.testing.assert_array_equal(larger, np.asarray(student.t) > time)
@@ -103,7 +103,7 @@ def test_events_are_opposite():
 @given(STARTS)
 def test_a_path_in_two_pieces(start):
     """A trajectory that continues at the end of another one ends where one run does."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     whole = path(model, start, until=12.0, nodes=grid(1))
     second = path(model, path(model, start, until=6.0, nodes=grid(1)), until=6.0, nodes=grid(1))
     for a, b in zip(numbers(second), numbers(whole), strict=True):
@@ -113,9 +113,9 @@ def test_a_path_in_two_pieces(start):
 @pytest.mark.parametrize("kind", ["sgd", "emergence"])
 def test_error_bars_are_the_scatter_over_seeds(kind):
     """Error bars of four replicates agree with the scatter of their means over eight seeds, within a factor of 3."""
-    model, ends = ta.dot_product(), []
+    model, ends = ta.DotProduct(), []
     for seed in range(8):
-        nodes = ta.sobol_nodes(model, 2**8, seed=seed, replicates=4)
+        nodes = ta.Sobol(2**8, seed=seed, replicates=4).rule(model)
         if kind == "sgd":
             s = path(model, (0.5, 0.15, 0.15), nodes=nodes).replicates.moments
             ends.append(jnp.stack([a[:, -1].ravel() for a in (s.R, s.Theta, s.M[..., :1])], 1))

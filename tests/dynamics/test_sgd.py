@@ -18,7 +18,7 @@ START = 0.5, 0.15, 0.15
 @pytest.fixture(scope="module")
 def grid(model):
     """A small grid: its error, 3e-4 at t = 60, does not matter where two computations with it are compared."""
-    return ta.gauss_hermite_nodes(model, 6, replicates=2)
+    return ta.GaussHermite(6, replicates=2).rule(model)
 
 
 def short(model, nodes, start=START, eta=1.0, until=12.0, kappa=0.005, **options):
@@ -52,7 +52,7 @@ def velocity(model, moments, nodes, eta, kappa):
 
 def test_the_equations_are_those_written_out(model):
     """Among them the term of the encodings' own fluctuation, which is part of a derivative here."""
-    nodes = ta.gauss_hermite_nodes(model, 18, replicates=1, block=18**4)
+    nodes = ta.GaussHermite(18, replicates=1, block=18**4).rule(model)
     v = velocity(model, flow.start_moments(model, (0.4, 0.3, 0.2)), nodes, 1.5, 0.02)
     expected = explicit(model, 0.4, 0.3, 0.2, 1.5, 0.02, 18)
     np.testing.assert_allclose([v.R[0, 0, 0], v.Theta[0, 0, 0], v.M[0, 0, 0]], expected, rtol=1e-5)
@@ -64,7 +64,7 @@ def classes():
     means, encodings = rng.standard_normal((2, d)) / d**0.5, rng.standard_normal((2, d)) / d**0.5
     Sigma, teacher = rng.uniform(0.1, 0.5, (2, d)), rng.standard_normal((d, 1))
     law = ta.SpectralLaw.from_matrices(Sigma, encodings, teacher, means=means, sentences=shares)
-    return ta.dot_product(spectrum=law), Sigma, np.concatenate([encodings, means]), teacher
+    return ta.DotProduct(spectrum=law), Sigma, np.concatenate([encodings, means]), teacher
 
 
 def several(r=2, t=1):
@@ -72,7 +72,7 @@ def several(r=2, t=1):
     encodings, Sigma = rng.standard_normal((2, d)) / d**0.5, rng.uniform(0.1, 0.5, (2, d))
     teacher = rng.standard_normal((d, t))
     return (
-        ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(Sigma, encodings, teacher), rank=r),
+        ta.DotProduct(spectrum=ta.SpectralLaw.from_matrices(Sigma, encodings, teacher), rank=r),
         Sigma,
         encodings,
         teacher,
@@ -84,7 +84,7 @@ def test_the_mean_step_is_the_gradient_of_the_test_error_in_the_weights(build):
     """The other route: entries of a student in six dimensions, each an atom of its own, descend by their gradient."""
     model, _, encodings, teacher = build()
     d, r, law = 6, model.shape[1], model.law()
-    nodes = ta.sobol_nodes(model, 2**9, replicates=1, block=2**9)
+    nodes = ta.Sobol(2**9, replicates=1, block=2**9).rule(model)
     assert len(law.weights) == d
     # Atoms come in another order than coordinates: they are told apart by the teacher's entries.
     atom_of = [int(np.argmin(np.abs(np.asarray(law.pi)[:, 0, 0] - q**2))) for q in teacher[:, 0]]
@@ -113,7 +113,7 @@ def test_the_noise_is_that_of_every_eigenvalue():
     """Steps of a random student in six dimensions: the mean square of the random part of a step, by sampling."""
     model, Sigma, encodings, teacher = several(r=1)
     d, eta, draws = 6, 1.0, 2**14
-    nodes = ta.sobol_nodes(model, 2**12, replicates=1, block=2**12)
+    nodes = ta.Sobol(2**12, replicates=1, block=2**12).rule(model)
     law, rng = model.law(), np.random.default_rng(5)
     Q, x = rng.standard_normal((d, 1)), rng.standard_normal((draws, *Sigma.shape)) * np.sqrt(Sigma)
     inverse = np.argsort([int(np.argmin(np.abs(np.asarray(law.pi)[:, 0, 0] - q**2))) for q in teacher[:, 0]])
@@ -137,7 +137,7 @@ def test_signs_and_rotations(model, grid):
     two = several(r=2)[0]
     rotation = np.array([[0.6, 0.8], [-0.8, 0.6]])
     R, Theta, m = np.array([[0.6, 0.1], [0.1, 0.4]]), np.array([[0.2], [0.1]]), np.array([0.1, -0.05])
-    nodes = ta.sobol_nodes(two, 2**10, replicates=2, block=2**10)
+    nodes = ta.Sobol(2**10, replicates=2, block=2**10).rule(two)
     first = short(two, nodes, (R, Theta, m))
     turned = short(two, nodes, (rotation @ R @ rotation.T, rotation @ Theta, rotation @ m))
     assert first.R.shape == (7, 2, 2) and first.m.shape == (7, 2, 2) and first.Theta.shape == (7, 2, 1)
@@ -147,7 +147,7 @@ def test_signs_and_rotations(model, grid):
 
 
 def end(eta, kappa, omega, R, until, nodes, steps=2):
-    path = short(ta.dot_product(omega=omega), nodes, (R, 0.15, 0.15), eta, until, kappa, steps=steps)
+    path = short(ta.DotProduct(omega=omega), nodes, (R, 0.15, 0.15), eta, until, kappa, steps=steps)
     return path.R[-1] + path.Theta[-1] + path.m[-1] + 100 * path.risk[-1]
 
 
@@ -199,14 +199,14 @@ def test_times_of_events(model, grid):
 
 
 def test_statuses(model, grid):
-    assert short(ta.dot_product(omega=0.9), grid, (0.1, 0.01, 0.2), until=600.0, steps=64).status_name == "steady state"
+    assert short(ta.DotProduct(omega=0.9), grid, (0.1, 0.01, 0.2), until=600.0, steps=64).status_name == "steady state"
     lost = short(model, grid, eta=1e160)  # the losses are bounded: a trajectory blows up where eta^2 overflows
     assert lost.status_name == "blown up" and not lost.ok
 
 
 def test_a_state_that_something_still_leaves_is_not_steady(grid):
     """On the plateau of m nothing moves, but a small overlap with the teacher grows."""
-    layer = ta.dot_product(omega=0.1)
+    layer = ta.DotProduct(omega=0.1)
     path = short(layer, grid, (0.05, 1e-9, 0.05), until=600.0, steps=64)
     first = indexed(path.replicates, 0)  # the grid that is not rotated has the symmetry of theta
     assert int(first.status) == ta.Status.max_steps and float(path.m[-1]) > 0.2
@@ -214,8 +214,8 @@ def test_a_state_that_something_still_leaves_is_not_steady(grid):
 
 
 def test_a_trajectory_continues(model, grid):
-    one = short(model, ta.gauss_hermite_nodes(model, 6, replicates=1))
-    nodes = ta.gauss_hermite_nodes(model, 6, replicates=1)
+    one = short(model, ta.GaussHermite(6, replicates=1).rule(model))
+    nodes = ta.GaussHermite(6, replicates=1).rule(model)
     two = short(model, nodes, short(model, nodes, until=6.0), until=6.0)
     for name in ("R", "Theta", "m", "risk"):
         assert float(getattr(two, name)[-1]) == pytest.approx(float(getattr(one, name)[-1]), rel=1e-7)
@@ -231,8 +231,8 @@ def test_steps_are_doubled_until_they_resolve_the_trajectory(model, grid):
 
 
 def test_single_precision(model, grid):
-    single = ta.dot_product(dtype=jnp.float32)
-    path = short(single, ta.gauss_hermite_nodes(single, 6, replicates=2))
+    single = ta.DotProduct(dtype=jnp.float32)
+    path = short(single, ta.GaussHermite(6, replicates=2).rule(single))
     assert path.ok and path.R.dtype == jnp.float32
     np.testing.assert_allclose(path.R, short(model, grid).R, rtol=1e-5)
 
@@ -256,20 +256,20 @@ def test_starts_at_several_eigenvalues():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda m: ta.sgd(ta.relu_attention(), START, 1.0, 1.0), "without kinks"),
-        (lambda m: ta.sgd(ta.dot_product(penalty=ta.L1(0.01)), START, 1.0, 1.0), "no penalty"),
+        (lambda m: ta.sgd(ta.ReLUAttention(), START, 1.0, 1.0), "without kinks"),
+        (lambda m: ta.sgd(ta.DotProduct(penalty=ta.L1(0.01)), START, 1.0, 1.0), "no penalty"),
         (lambda m: ta.sgd(m, START, 0.0, 1.0), "eta must be positive"),
         (lambda m: ta.sgd(m, START, 1.0, -1.0), "until must be positive"),
         (lambda m: ta.sgd(m, START, 1.0, 1.0, kappa=-0.1), "kappa must be zero or positive"),
         (lambda m: ta.sgd(m, START, 1.0, 1.0, points=1), "points"),
         (lambda m: ta.sgd(m, START, 1.0, 1.0, steps=3), "steps must be a power of two"),
-        (lambda m: ta.sgd(m, START, 1.0, 1.0, nodes=ta.sobol_nodes(ta.dot_product(teacher=np.eye(2)), 8)), "nodes"),
+        (lambda m: ta.sgd(m, START, 1.0, 1.0, nodes=ta.Sobol(8).rule(ta.DotProduct(teacher=np.eye(2)))), "nodes"),
         (lambda m: ta.sgd(m, (0.04, 0.2, 0.1), 1.0, 1.0), "R larger than"),
         (lambda m: ta.sgd(m, (0.5, 0.2), 1.0, 1.0), "start must be"),
         (lambda m: ta.sgd(m, 0.5, 1.0, 1.0), "start must be"),
         (lambda m: ta.sgd(m, (0.5, 0.2, [[0.1], [0.1]]), 1.0, 1.0), "m_1 = -m_2"),
         (lambda m: ta.sgd(m, (0.5, [[0.2, 0.1]], 0.1), 1.0, 1.0), "Theta of shape"),
-        (lambda m: ta.sgd(ta.dot_product(rank=2), ([[0.5, 0.1], [0.2, 0.5]], 0.1, 0.1), 1.0, 1.0), "symmetric"),
+        (lambda m: ta.sgd(ta.DotProduct(rank=2), ([[0.5, 0.1], [0.2, 0.5]], 0.1, 0.1), 1.0, 1.0), "symmetric"),
     ],
 )
 def test_bad_input(model, build, message, unchecked):

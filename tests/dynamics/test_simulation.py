@@ -14,7 +14,7 @@ START = 0.5, 0.15, 0.15
 
 def test_the_end_point():
     """Reference values with 18 nodes per dimension and another integrator."""
-    path = ta.sgd(ta.dot_product(omega=0.3), START, 1.0, 60.0, kappa=0.005)
+    path = ta.sgd(ta.DotProduct(omega=0.3), START, 1.0, 60.0, kappa=0.005)
     ends = float(path.R[-1]), float(path.Theta[-1]), float(path.m[-1])
     np.testing.assert_allclose(ends, (0.242818, 0.208423, 0.095756), atol=1e-5)
     assert path.status_name == "time over" and path.ok and path.t.shape == (101,)
@@ -31,7 +31,7 @@ def test_the_end_point():
 
 @pytest.mark.slow
 def test_position_first_meaning_later():
-    path = ta.sgd(ta.dot_product(omega=0.1), (0.05, 0.003, 0.003), 1.0, 2400.0, kappa=0.005)
+    path = ta.sgd(ta.DotProduct(omega=0.1), (0.05, 0.003, 0.003), 1.0, 2400.0, kappa=0.005)
     plateau = np.asarray(path.m)[(path.t >= 160) & (path.t <= 720)]
     assert np.all((plateau > 0.245) & (plateau < 0.259))
     ends = float(path.R[-1]), float(path.Theta[-1]), float(path.m[-1])

@@ -39,7 +39,7 @@ def anisotropic() -> ta.DotProduct:
     p = np.array([1.0, -1.0])
     tau = np.array([0.6, 1.6])[:, None, None] * np.outer(p, p)
     pi, cross = np.array([1.2, 0.7])[:, None, None], np.zeros((2, 2, 1))
-    return ta.dot_product(spectrum=ta.SpectralLaw(*map(jnp.asarray, (SHARES, gamma, tau, pi, cross))))
+    return ta.DotProduct(spectrum=ta.SpectralLaw(*map(jnp.asarray, (SHARES, gamma, tau, pi, cross))))
 
 
 def eigenvalues(model, d, alpha, key, count):
@@ -113,8 +113,8 @@ def test_eigenvalues_of_anisotropic_tokens():
 def test_three_tokens_and_two_columns():
     """Both columns of the student have the same rates; those of the encodings are of two directions."""
     encodings = np.array([[1.0, 0.2], [0.0, -0.8], [-1.0, 0.3]])
-    model = ta.dot_product(mixing=np.full((3, 3), 0.2) + 0.4 * np.eye(3), encodings=encodings, rank=2)
-    theory = ta.small_start(model, 4.0, nodes=ta.sobol_nodes(model, 2**10, replicates=2))
+    model = ta.DotProduct(mixing=np.full((3, 3), 0.2) + 0.4 * np.eye(3), encodings=encodings, rank=2)
+    theory = ta.small_start(model, 4.0, nodes=ta.Sobol(2**10, replicates=2).rule(model))
     values = np.array([eigenvalues(model, 400, 4.0, jax.random.key(k), 1)[0] for k in range(6)])
     bar = values.std(ddof=1) / 6**0.5
     assert abs(values.mean() - float(theory.encodings)) < 3 * bar < 0.05 * values.mean()
@@ -175,7 +175,7 @@ def test_separation(model):
         assert bool(ta.small_start(model, factor * teacher.alpha).separates[1]) == (factor > 1)
     step = 1e-4
     for name, alpha in zip(names, alphas, strict=True):
-        low, high = (ta.threshold(ta.dot_product(sigma=0.5 + s), name).alpha for s in (-step, step))
+        low, high = (ta.threshold(ta.DotProduct(sigma=0.5 + s), name).alpha for s in (-step, step))
         assert float(alpha.sensitivities.sigma) == pytest.approx(float(high - low) / (2 * step), rel=1e-5)
 
 
@@ -193,20 +193,20 @@ def test_derivatives(model):
 
 
 def test_teacher_that_overlaps_is_refused():
-    law = ta.dot_product().law()
+    law = ta.DotProduct().law()
     law = dataclasses.replace(law, cross=jnp.full_like(law.cross, 0.1) * jnp.array([[1.0], [-1.0]]))
     with pytest.raises(ta.InputError, match=r"law\.cross must be zero"):
-        ta.small_start(ta.dot_product(spectrum=law), 2.0)
+        ta.small_start(ta.DotProduct(spectrum=law), 2.0)
 
 
 @pytest.mark.parametrize(
     ("layer", "alpha", "problem"),
     [
-        (ta.dot_product(), 0.0, "alpha must be positive"),
-        (ta.dot_product(penalty=ta.L1(0.1)), 2.0, "model must have no penalty"),
-        (ta.relu_attention(), 2.0, "model must have a loss without kinks"),
+        (ta.DotProduct(), 0.0, "alpha must be positive"),
+        (ta.DotProduct(penalty=ta.L1(0.1)), 2.0, "model must have no penalty"),
+        (ta.ReLUAttention(), 2.0, "model must have a loss without kinks"),
         (Unbounded(jnp.asarray(0.5), lam=jnp.asarray(0.01)), 2.0, "model must have a bounded target"),
-        (ta.untied_dot_product(), 2.0, "model must have a loss with the same second derivative"),
+        (ta.UntiedDotProduct(), 2.0, "model must have a loss with the same second derivative"),
     ],
 )
 def test_bad_input(layer, alpha, problem):

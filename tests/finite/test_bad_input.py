@@ -71,7 +71,7 @@ def encoded(c, entries):
 @pytest.mark.filterwarnings("ignore:data have")
 def test_strong_encodings_fit_a_model_that_has_them(case):
     check_fit(case.model, encoded(case, 3 * D**-0.5))
-    check_fit(ta.dot_product(encodings=[[D**0.5], [0.0]]), encoded(case, 1.0))
+    check_fit(ta.DotProduct(encodings=[[D**0.5], [0.0]]), encoded(case, 1.0))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -183,9 +183,9 @@ ROWS = [
         "init='semantic', .* or another start, such as init=",
     ),
     (lambda c: start(c.model, c.plain, "positional"), "init", "must be 'semantic', 'random' or an array"),
-    (lambda c: train(ta.dot_product(teacher=jnp.eye(2)), c.data), "data", "must have .* t = 2 teacher fields"),
+    (lambda c: train(ta.DotProduct(teacher=jnp.eye(2)), c.data), "data", "must have .* t = 2 teacher fields"),
     (lambda c: gamp(c.model, c.small), "data", "must be float64 as the model is, .* got float32"),
-    (lambda c: train(ta.dot_product(dtype=jnp.float32), c.data), "data", "must be float32 as the model is, .*float64"),
+    (lambda c: train(ta.DotProduct(dtype=jnp.float32), c.data), "data", "must be float32 as the model is, .*float64"),
     (lambda c: heldout_error(c.model, c.small, c.teacher, c.key), "data", "must be float64"),
     (
         lambda c: gamp(c.model, Data(c.x * D**0.5, c.y, c.teacher)),
@@ -203,7 +203,7 @@ ROWS = [
     (lambda c: gamp(c.model, scaled(c, y=D**0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
     (lambda c: gamp(c.model, scaled(c, y=D**-0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
     (
-        lambda c: gamp(ta.dot_product(sigma=0.5 * D**0.5), scaled(c, D**0.5, D**-0.5)),
+        lambda c: gamp(ta.DotProduct(sigma=0.5 * D**0.5), scaled(c, D**0.5, D**-0.5)),
         "data",
         "fields y = .*got 2.5e-05 times the variance of those of its teacher",
     ),
@@ -269,7 +269,7 @@ ROWS = [
     (lambda c: train(c.model, c.x, value=1.0), "data", "must be a tiedattn_jax.Data"),
     (lambda c: train(c.other, c.data, value=1.0), "model", "must have a method `student` for a value matrix"),
     (
-        lambda c: train(ta.dot_product(penalty=ta.L1(0.1)), c.data, value=1.0),
+        lambda c: train(ta.DotProduct(penalty=ta.L1(0.1)), c.data, value=1.0),
         "model",
         "must have no penalty .* penalty=None",
     ),

@@ -73,7 +73,7 @@ def test_starts(model, data):
         unit = start(model, data, name, scale=1.0)
         np.testing.assert_allclose(start(model, data, name, scale=0.5), 0.5 * unit, rtol=1e-14)
         np.testing.assert_allclose(jnp.linalg.norm(unit), 20.0, rtol=0.2)
-    wide = start(ta.dot_product(rank=2), data, "semantic", scale=1.0)
+    wide = start(ta.DotProduct(rank=2), data, "semantic", scale=1.0)
     np.testing.assert_array_equal(wide[:, :1], data.teacher)
     np.testing.assert_allclose(jnp.std(wide[:, 1]), 0.1, rtol=0.2)  # 400 normals scatter by 3.5 %
 

@@ -92,7 +92,7 @@ def test_values(model):
 
 
 def test_words_in_single_precision():
-    model = ta.dot_product(dtype=jnp.float32)
+    model = ta.DotProduct(dtype=jnp.float32)
     x = made("words", np.random.default_rng(5), jnp.float32)
     encodings = jnp.stack([jnp.ones(D), -jnp.ones(D)]).astype(jnp.float32) / D**0.5
     result = ta.diagnose(model, ta.Data.from_sentences(x, x, encodings=encodings))
@@ -115,7 +115,7 @@ def test_sampled_data_agree(model, two_atoms):
         means=[[0.0, 1.0], [0.0, -1.0]],
         teacher_means=[0.3, -0.3],
     )
-    classes = ta.dot_product(spectrum=law)
+    classes = ta.DotProduct(spectrum=law)
     data = ta.sample_data(classes, 400, 2.0, jax.random.key(2))
     assert ta.diagnose(classes, data).ok
     with pytest.raises(ta.InputError, match="data must have the tokens and classes of the model"):

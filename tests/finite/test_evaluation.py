@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 @pytest.fixture(scope="module")
 def rule(model):
-    return ta.sobol_nodes(model, 2**13, replicates=1)
+    return ta.Sobol(2**13, replicates=1).rule(model)
 
 
 def raw_losses(model, data, Q):

@@ -49,7 +49,7 @@ def test_message_passing_agrees_with_theory(instances):
 
 
 def test_theory_is_that_of_the_realised_teacher(model, lines, instances):
-    realised = ta.dot_product(teacher=4 * instances.rho[3])
+    realised = ta.DotProduct(teacher=4 * instances.rho[3])
     point = ta.solve(realised, 2.0, "semantic", lines)
     np.testing.assert_allclose(instances.theory.train_loss[3], point.train_loss, rtol=1e-6)
     np.testing.assert_allclose(instances.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
@@ -275,7 +275,7 @@ def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semant
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta
 jax.config.update("jax_enable_x64", True)
-model = ta.dot_product()
+model = ta.DotProduct()
 data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
 assert len(data.x.sharding.device_set) == 8
 assert data.x.addressable_shards[0].data.shape == (2, 15, 60)

@@ -204,7 +204,7 @@ def test_variances_by_coordinate_equal_the_isotropic_ones(model, data, semantic)
 
 @pytest.mark.slow
 def test_a_student_of_rank_two():
-    model = ta.dot_product(rank=2)
+    model = ta.DotProduct(rank=2)
     data = sample_data(model, 120, 2.0, jax.random.key(0))
     result = gamp(model, data, "semantic", tol=1e-10)
     assert bool(result.ok) and result.overlaps.q.shape == (2, 2, 2)
@@ -212,7 +212,7 @@ def test_a_student_of_rank_two():
 
 
 def test_single_precision():
-    model = ta.dot_product(dtype=jnp.float32)
+    model = ta.DotProduct(dtype=jnp.float32)
     data = sample_data(model, 250, 2.0, jax.random.key(6))
     result = gamp(model, data, "semantic")
     assert result.Q.dtype == jnp.float32 and bool(result.ok) and float(result.gradient_norm) < 1e-5

@@ -91,10 +91,8 @@ def models(model, two_atoms):
     return {
         "isotropic": model,
         "two atoms": two_atoms,
-        "rank two": ta.dot_product(
-            rank=2, teacher=np.eye(2), mixing=np.full((3, 3), 1 / 3), encodings=[[1], [0], [-1]]
-        ),
-        "penalty": ta.dot_product(penalty=ta.L1(0.002)),
+        "rank two": ta.DotProduct(rank=2, teacher=np.eye(2), mixing=np.full((3, 3), 1 / 3), encodings=[[1], [0], [-1]]),
+        "penalty": ta.DotProduct(penalty=ta.L1(0.002)),
     }
 
 
@@ -120,7 +118,11 @@ def test_training_equals_training_on_the_sentences_that_were_drawn(models, name)
     np.testing.assert_allclose(teacher_fields, data.y, atol=1e-12)
     for got, expected in zip(jax.tree.leaves(run.overlaps), jax.tree.leaves(stored.overlaps(run.Q)), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-14)
-    assert type(run) is ta.Training and run.losses.shape == (steps + 1,) and np.all(np.isfinite(run.gradient_norms))
+    assert (
+        type(run) is ta.results.Training
+        and run.losses.shape == (steps + 1,)
+        and np.all(np.isfinite(run.gradient_norms))
+    )
 
 
 def test_the_same_key_has_the_teacher_of_stored_sentences(model):
@@ -225,7 +227,7 @@ def test_message_passing_has_the_law_of_stored_sentences(model):
         rows = []
         for key in jax.random.split(jax.random.key(seed), 12):
             run = ta.gamp(model, sample(model, 150, 2.0, key, normalise=True), "semantic", steps=200, tol=1e-8)
-            assert type(run) is ta.GAMP and run.ok and float(run.gradient_norm) < 1e-7
+            assert type(run) is ta.results.GAMP and run.ok and float(run.gradient_norm) < 1e-7
             x, k = run.history, int(run.iterations)
             ends = [x.q[k, 0, 0, 0], x.V[k, 0, 0, 0], x.theta[k, 0, 0, 0], run.train_loss]
             early = [a[j, 0, 0, 0] for j in (1, 2, 5) for a in (x.q, x.V, x.theta)]
@@ -238,7 +240,7 @@ def test_message_passing_has_the_law_of_stored_sentences(model):
 SHARDED = """
 import jax, numpy as np, tiedattn_jax as ta
 jax.config.update("jax_enable_x64", True)
-model = ta.dot_product()
+model = ta.DotProduct()
 data = ta.sample_data(model, 60, 2.0, jax.random.key(0), stored=False)
 memory = jax.jit(lambda: data.memory(10, 10))()
 for images in (data.dice.right.images, memory.right.images, memory.left.basis):
@@ -281,7 +283,7 @@ def test_eight_devices_equal_one(model, tmp_path):
         (lambda m, s: ta.train(m, s, value=m.lam), "data must be stored for a value matrix"),
         (lambda m, s: s.raw_labels(m), "data must be stored for exact labels"),
         (lambda m, s: ta.linear_baseline(s), "data must be a tiedattn_jax.Data"),
-        (lambda m, s: ta.train(ta.dot_product(sigma=5.0), s), "data must have inputs of the model's variance"),
+        (lambda m, s: ta.train(ta.DotProduct(sigma=5.0), s), "data must have inputs of the model's variance"),
         (lambda m, s: sample_on_demand(m, 2, 1.0, jax.random.key(0)), "d must be an integer of at least 4"),
         (lambda m, s: sample_on_demand(m, 50, -1.0, jax.random.key(0)), "alpha must be positive"),
         (lambda m, s: sample_on_demand(m, 50, 1.0, 0), "key must be one key"),
@@ -305,4 +307,4 @@ def test_steps_that_do_not_fit_into_memory(model, monkeypatch):
 def test_token_classes_are_refused():
     law = ta.SpectralLaw.of_classes([0.25, 0.36], {(0, 0): 0.5, (0, 1): 0.5}, encodings=[[1.0], [-1.0]])
     with pytest.raises(InputError, match="model must have no classes of tokens"):
-        sample_on_demand(ta.dot_product(spectrum=law), 50, 1.0, jax.random.key(0))
+        sample_on_demand(ta.DotProduct(spectrum=law), 50, 1.0, jax.random.key(0))

@@ -16,7 +16,7 @@ STRENGTH = 0.01
 
 @pytest.fixture(scope="module")
 def net():
-    return ta.dot_product(lam=0.005, penalty=ta.L1(STRENGTH))
+    return ta.DotProduct(lam=0.005, penalty=ta.L1(STRENGTH))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def solution(net, data):
 
 def slope_without_l1(data, Q):
     """Gradient of the risk without the L1 term, from a model without it."""
-    return jax.grad(lambda Q: risk(ta.dot_product(lam=0.005), data, Q))(Q)
+    return jax.grad(lambda Q: risk(ta.DotProduct(lam=0.005), data, Q))(Q)
 
 
 def test_message_passing_ends_at_a_critical_point(net, data, solution):
@@ -41,7 +41,7 @@ def test_message_passing_ends_at_a_critical_point(net, data, solution):
     assert 0.1 < jnp.mean(zero) < 0.9
     np.testing.assert_allclose(jnp.where(zero, 0.0, slope + STRENGTH * jnp.sign(solution.Q)), 0, atol=1e-10)
     assert jnp.max(jnp.abs(jnp.where(zero, slope, 0.0))) < STRENGTH
-    total = risk(ta.dot_product(lam=0.005), data, solution.Q) + STRENGTH * jnp.sum(jnp.abs(solution.Q))
+    total = risk(ta.DotProduct(lam=0.005), data, solution.Q) + STRENGTH * jnp.sum(jnp.abs(solution.Q))
     np.testing.assert_allclose([solution.train_loss, risk(net, data, solution.Q) / 150], total / 150, rtol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_training_by_proximal_steps(net, data, solution):
 
 def test_two_columns():
     """With two columns, message passing ends where training stays, and the columns of a weight vanish one by one."""
-    model = ta.untied_dot_product(lam=0.01, penalty=ta.L1(STRENGTH), tied_teacher=True)
+    model = ta.UntiedDotProduct(lam=0.01, penalty=ta.L1(STRENGTH), tied_teacher=True)
     data = sample_data(model, 60, 4.0, jax.random.key(1))
     result = gamp(model, data, "positional")
     assert bool(result.ok) and float(result.gradient_norm) < 1e-10
@@ -88,7 +88,7 @@ def test_optimisers_without_proximal_steps_are_refused(net, data, optimizer):
 @pytest.mark.slow
 def test_theory():
     """Twelve instances at d = 800 agree with the theory of an L1 penalty within error bars."""
-    model = ta.dot_product(lam=0.01, penalty=ta.L1(0.01))
+    model = ta.DotProduct(lam=0.01, penalty=ta.L1(0.01))
     keys = jax.random.split(jax.random.key(0), 12)
     result = ta.run_instances(
         model,
@@ -96,7 +96,7 @@ def test_theory():
         3.0,
         lambda data, _: gamp(model, data, "semantic"),
         keys,
-        nodes=ta.line_nodes(model, 5),
+        nodes=ta.Lines(5).rule(model),
         normalise=True,
     )
     assert result.ok.all() and not result.finished.any()

@@ -99,7 +99,7 @@ def test_the_spectral_start_knows_the_size_of_every_token(model):
     """Tokens of another variance say the same of the teacher, once inputs and fields are divided by their size."""
     model, data = instance(model, 100, 1.0, 8)
     scale = jnp.array([1.0, 4.0])
-    other = ta.dot_product(spectrum=dataclasses.replace(model.law(), gamma=model.law().gamma * scale**2))
+    other = ta.DotProduct(spectrum=dataclasses.replace(model.law(), gamma=model.law().gamma * scale**2))
     same = ta.Data(data.x, data.y, data.teacher)
     scaled = ta.Data(scale[:, None, None] * data.x, scale[:, None] * data.y, data.teacher)
     directions = ta.spectral_direction(other, scaled), ta.spectral_direction(model, same)
@@ -108,7 +108,7 @@ def test_the_spectral_start_knows_the_size_of_every_token(model):
 
 @pytest.mark.long
 def test_single_precision():
-    model, data = instance(ta.dot_product(dtype=jnp.float32), 300, 1.0, 0)
+    model, data = instance(ta.DotProduct(dtype=jnp.float32), 300, 1.0, 0)
     estimate = ta.posterior_mean(model, data)
     assert estimate.ok and estimate.Q.dtype == jnp.float32
     assert cosine(estimate.Q, data.teacher) == pytest.approx(1, abs=1e-5)
@@ -136,12 +136,12 @@ def test_bad_input(model):
         with pytest.raises(ta.InputError, match=message):
             ta.posterior_mean(model, data, **options)
     with pytest.raises(ta.InputError, match="one column"):
-        two = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
+        two = ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3), teacher=np.eye(2), rank=2)
         ta.spectral_overlap(two, 1.0)
     law = ta.SpectralLaw.of_classes(
         (0.25, 0.36), {(0, 0): 0.5, (1, 1): 0.5}, encodings=np.eye(2), means=np.zeros((2, 2)), teacher_means=(0.0, 0.0)
     )
-    kinds = ta.dot_product(spectrum=law)
+    kinds = ta.DotProduct(spectrum=law)
     with pytest.raises(ta.InputError, match="no classes of tokens"):
         ta.posterior_mean(kinds, ta.sample_data(kinds, 50, 1.0, jax.random.key(0)))
 

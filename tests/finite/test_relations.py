@@ -30,7 +30,7 @@ class Noisy(ta.DotProduct):
 
 
 def noisy():
-    return Noisy(**vars(ta.dot_product()))
+    return Noisy(**vars(ta.DotProduct()))
 
 
 def assert_independent(*arrays):
@@ -106,7 +106,7 @@ def test_instances_are_independent(seed):
         instances.append((data.teacher, *tokens(data), result.Q))
         return result
 
-    model = ta.dot_product()
+    model = ta.DotProduct()
     result = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256)
     assert_independent(*(a for instance in instances for a in instance))
     assert len(set(result.rho.tolist())) == len(set(np.asarray(result.simulation.gen_error).tolist())) == 3
@@ -135,7 +135,7 @@ RUNS = {
 @given(SEEDS, st.floats(0.5, 2.0))
 def test_symmetries_of_a_run(name, seed, c):
     """A run on data that are transformed ends at the transformed weights, with the losses that follow."""
-    model, run, rng = ta.dot_product(**MODEL), RUNS[name], np.random.default_rng(seed)
+    model, run, rng = ta.DotProduct(**MODEL), RUNS[name], np.random.default_rng(seed)
     data = ta.sample_data(model, D, N / D, jax.random.key(seed))
     Q = data.teacher + jnp.asarray(rng.standard_normal((D, 1)))
     result = run(model, changed(data), Q)
@@ -153,17 +153,17 @@ def test_symmetries_of_a_run(name, seed, c):
     check(model, changed(data, x=x[:, order], y=y[order]), Q, lambda Q: Q)
     O = rotation(seed)
     check(model, changed(data, x=x @ O, teacher=O.T @ teacher, encodings=encodings @ O), O.T @ Q, lambda Q: O.T @ Q)
-    swapped = ta.dot_product(**{**MODEL, "mixing": [[0.8, 0.2], [0.3, 0.7]]})
+    swapped = ta.DotProduct(**{**MODEL, "mixing": [[0.8, 0.2], [0.3, 0.7]]})
     check(swapped, changed(data, x=x[::-1], y=y[:, ::-1], encodings=encodings[::-1]), Q, lambda Q: Q)
     if name == "message passing":  # steps of the others are in other units, too
-        scaled = ta.dot_product(**{**MODEL, "lam": c**4 * MODEL["lam"]}, sigma=c * 0.5, encodings=[[c], [-c]])
+        scaled = ta.DotProduct(**{**MODEL, "lam": c**4 * MODEL["lam"]}, sigma=c * 0.5, encodings=[[c], [-c]])
         arrays = {"x": c * x, "teacher": teacher / c, "encodings": c * encodings, "gamma": c**2 * gamma}
         check(scaled, changed(data, **arrays), Q / c, lambda Q: Q / c, c**2)
 
 
 def test_fresh_sentences_are_none_of_the_data(monkeypatch):
     """Sentences that test a student are not those of the data, even with the key of the data."""
-    model, key, drawn = ta.dot_product(), jax.random.key(0), []
+    model, key, drawn = ta.DotProduct(), jax.random.key(0), []
     data = ta.sample_data(model, D, 256 / D, key)
 
     def note(*arguments):

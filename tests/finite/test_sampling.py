@@ -54,7 +54,7 @@ def test_means_of_a_law():
             tau = mean[:, :, None] * mean[:, None] + jnp.array([[[0.0]], [[1.0]]]) * jnp.array([[2.0, 0.5], [0.5, 1.0]])
             return dataclasses.replace(doubled, weights=jnp.array([0.75, 0.25]), tau=tau, pi=pi, tau_mean=mean)
 
-    model = Mixed(**vars(ta.dot_product(penalty=ta.L1(0.01))))
+    model = Mixed(**vars(ta.DotProduct(penalty=ta.L1(0.01))))
     data, law = sample_data(model, 80, 1.0, jax.random.key(1), normalise=True), model.law()
     for k, part in enumerate((slice(0, 60), slice(60, 80))):
         tau, pi = 80**0.5 * data.encodings[:, part].T, data.teacher[part]
@@ -88,7 +88,7 @@ def test_a_bug_in_a_target_is_not_taken_for_its_absence():
         def target(self, Y):
             return self.omgea * Y
 
-    standard = ta.dot_product()
+    standard = ta.DotProduct()
     misspelt = Wrong(
         **{name: getattr(standard, name) for name in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
     )

@@ -92,7 +92,7 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
 
 
 def test_the_published_steps_do_not_end_at_a_minimum():
-    model = ta.dot_product()
+    model = ta.DotProduct()
     data = ta.sample_data(model, 100, 1.0, jax.random.key(0))
     published = ta.train(model, data, "semantic", optimizer="gd")
     minimum = ta.train(model, data, published.Q, optimizer="lbfgs")
@@ -107,7 +107,7 @@ def test_the_default_optimiser(model, data):
         first, second = (train(of, sentences, "semantic", steps=4, **o) for o in (options, others))
         return bool(jnp.all(first.Q == second.Q))
 
-    drawn, penalised = sample_data(model, 60, 1.0, jax.random.key(0), stored=False), ta.dot_product(penalty=ta.L1(0.01))
+    drawn, penalised = sample_data(model, 60, 1.0, jax.random.key(0), stored=False), ta.DotProduct(penalty=ta.L1(0.01))
     assert same({}, {"optimizer": "lbfgs"}) and not same({}, {"optimizer": "gd"})
     assert same({"rate": 0.1}, {"optimizer": "gd", "rate": 0.1})
     assert same({}, {"optimizer": "gd"}, drawn) and same({}, {"optimizer": "gd"}, of=penalised)
@@ -166,7 +166,7 @@ def test_instances_by_vmap_and_one_bad_lane(model):
 
 
 def test_single_precision(model):
-    single = ta.dot_product(dtype=jnp.float32)
+    single = ta.DotProduct(dtype=jnp.float32)
     data = sample_data(single, 100, 1.5, jax.random.key(0))
     result = train(single, data, "semantic", optimizer="lbfgs", steps=200, tol=1e-6)
     assert result.Q.dtype == jnp.float32 and float(result.gradient_norm) < 1e-5

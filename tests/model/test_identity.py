@@ -14,7 +14,7 @@ from tiedattn_jax.model.model import identity
 
 def scaled(factor, **numbers):
     """A layer with a function among its fields, whose address differs from one call to the next."""
-    fields = {**vars(ta.dot_product(**numbers)), "change": lambda a: a * factor}
+    fields = {**vars(ta.DotProduct(**numbers)), "change": lambda a: a * factor}
     return type("Scaled", (ta.DotProduct,), {
         "__annotations__": {"change": object},
         "change": eqx.field(static=True, default=None),
@@ -28,7 +28,7 @@ def test_functions_count_by_what_they_compute():
 
 
 def with_methods(**methods):
-    return type("Layer", (ta.DotProduct,), methods)(**vars(ta.dot_product()))
+    return type("Layer", (ta.DotProduct,), methods)(**vars(ta.DotProduct()))
 
 
 def of_array(c):
@@ -46,7 +46,7 @@ def of_penalty(c):
         "value": lambda self, w: c * jnp.abs(w),
         "prox": lambda self, v, a: jnp.sign(v) * jnp.maximum(jnp.abs(v) - c * a, 0),
     }
-    return ta.dot_product(penalty=type("Own", (ta.Penalty,), methods)())
+    return ta.DotProduct(penalty=type("Own", (ta.Penalty,), methods)())
 
 
 def with_derivative(factor):
@@ -75,7 +75,7 @@ def test_all_that_a_model_computes_counts(name):
 
 
 def test_dtypes_count():
-    assert identity(ta.dot_product()) != identity(ta.dot_product(dtype=jnp.float32))
+    assert identity(ta.DotProduct()) != identity(ta.DotProduct(dtype=jnp.float32))
 
 
 def test_another_process_gives_the_same_text():
@@ -84,7 +84,7 @@ import jax
 jax.config.update("jax_enable_x64", True)
 import tiedattn_jax as ta
 from tiedattn_jax.model.model import identity
-print(identity(ta.dot_product(rank=2)))
+print(identity(ta.DotProduct(rank=2)))
 """
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert text == identity(ta.dot_product(rank=2)) + "\n"
+    assert text == identity(ta.DotProduct(rank=2)) + "\n"

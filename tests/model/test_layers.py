@@ -11,6 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
+from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.layers import LAYERS
@@ -71,9 +72,9 @@ def test_constructors_check_their_arguments(name):
 @pytest.mark.usefixtures("unchecked")
 def test_what_single_layers_refuse():
     for make, message in (
-        (lambda: ta.causal_dot_product(mixing=SWAPPED), "mixing must be lower triangular"),
-        (lambda: ta.untied_dot_product(teacher=[[1.0]]), "teacher must have as many columns for queries as for keys"),
-        (lambda: ta.untied_dot_product(tied_teacher=1), "tied_teacher must be True or False"),
+        (lambda: ta.CausalDotProduct(mixing=SWAPPED), "mixing must be lower triangular"),
+        (lambda: ta.UntiedDotProduct(teacher=[[1.0]]), "teacher must have as many columns for queries as for keys"),
+        (lambda: ta.UntiedDotProduct(tied_teacher=1), "tied_teacher must be True or False"),
     ):
         with pytest.raises(ta.InputError, match=message):
             make()
@@ -86,12 +87,12 @@ def test_constructors_by_name():
         for argument in ("omega", "teacher", "rank", "penalty", "spectrum", "dtype"):
             assert f"{argument}: " in text
     with pytest.raises(TypeError, match="unexpected keyword argument 'tied_teacher'"):
-        ta.dot_product(tied_teacher=True)
-    np.testing.assert_array_equal(ta.causal_dot_product().mixing, [[1.0, 0.0], [0.4, 0.6]])
+        ta.DotProduct(tied_teacher=True)
+    np.testing.assert_array_equal(ta.CausalDotProduct().mixing, [[1.0, 0.0], [0.4, 0.6]])
 
 
 def test_a_causal_token_sees_what_came_before():
-    model, plain = ta.causal_dot_product(**THREE), ta.dot_product(**THREE)
+    model, plain = ta.CausalDotProduct(**THREE), ta.DotProduct(**THREE)
     Z, _ = fields(model)
     S = model.student(Z)
     np.testing.assert_allclose(S, jnp.tril(S), atol=0)
@@ -100,12 +101,12 @@ def test_a_causal_token_sees_what_came_before():
 
 
 def test_untied_layers():
-    tied, model = ta.dot_product(), ta.untied_dot_product(tied_teacher=True)
-    assert model.shape == (2, 2, 1) and ta.untied_dot_product(rank=2).shape == (2, 4, 2)
+    tied, model = ta.DotProduct(), ta.UntiedDotProduct(tied_teacher=True)
+    assert model.shape == (2, 2, 1) and ta.UntiedDotProduct(rank=2).shape == (2, 4, 2)
     Z, Y = fields(tied)
     np.testing.assert_allclose(model.loss(jnp.concatenate([Z, Z], 1), Y), tied.loss(Z, Y), rtol=1e-13)
-    np.testing.assert_allclose(ta.untied_dot_product(teacher=0.7).teacher, 0.7 * np.eye(2))
-    wide = ta.untied_dot_product(rank=2, teacher=np.eye(4))
+    np.testing.assert_allclose(ta.UntiedDotProduct(teacher=0.7).teacher, 0.7 * np.eye(2))
+    wide = ta.UntiedDotProduct(rank=2, teacher=np.eye(4))
     Z, Y = fields(wide)
     np.testing.assert_allclose(wide.student(Z), jax.nn.softmax(Z[:, :2] @ Z[:, 2:].T), rtol=1e-13)
     (generator,) = wide.generators
@@ -122,7 +123,7 @@ def test_untied_layers():
 @pytest.mark.parametrize("tied", [True, False])
 def test_starts_of_untied_layers_use_queries_and_keys(name, tied):
     for rank in (1, 2):
-        model = ta.untied_dot_product(rank=rank, tied_teacher=tied)
+        model = ta.UntiedDotProduct(rank=rank, tied_teacher=tied)
         x = branch_start(model, name)
         joint_label = "semantic + positional" if rank == 2 else "mixed" if tied else "semantic + mixed"
         assert bool(jax.jit(admissible)(model, x)) and label(model, x) == (name or joint_label)
@@ -136,12 +137,12 @@ def test_starts_of_untied_layers_use_queries_and_keys(name, tied):
 
 
 def test_starts_of_untied_weights():
-    model = ta.untied_dot_product(mixing=SWAPPED)
+    model = ta.UntiedDotProduct(mixing=SWAPPED)
     data = ta.sample_data(model, 50, 1.0, jax.random.key(0))
     np.testing.assert_array_equal(start(model, data, "semantic"), data.teacher)
     Q = np.asarray(start(model, data, "positional"))
     np.testing.assert_allclose(Q[:, 0], -Q[:, 1])  # queries look for tokens unlike themselves
-    tied = ta.untied_dot_product(tied_teacher=True, rank=2)
+    tied = ta.UntiedDotProduct(tied_teacher=True, rank=2)
     data = ta.sample_data(tied, 50, 1.0, jax.random.key(0))
     Q = np.asarray(start(tied, data, "semantic"))
     np.testing.assert_array_equal(Q[:, [0, 2]], np.repeat(data.teacher, 2, 1))
@@ -149,21 +150,21 @@ def test_starts_of_untied_weights():
 
 
 def test_linear_attention_is_an_inner_product_of_features():
-    model = ta.linear_attention(rank=2, **THREE)
+    model = ta.LinearAttention(rank=2, **THREE)
     Z, _ = fields(model)
     features = np.stack([np.r_[1.0, z, np.outer(z, z).ravel() / 2**0.5] for z in np.asarray(Z)])
     kernel = features @ features.T
     np.testing.assert_allclose(model.student(Z), kernel / kernel.sum(1, keepdims=True), rtol=1e-12)
     # For scores of a tenth the layer is the softmax, to third order.
     small = 0.1**0.5 * Z / np.abs(np.asarray(Z)).max()
-    np.testing.assert_allclose(model.student(small), ta.dot_product(rank=2, **THREE).student(small), atol=1e-3 / 3)
+    np.testing.assert_allclose(model.student(small), ta.DotProduct(rank=2, **THREE).student(small), atol=1e-3 / 3)
 
 
 def test_relu_attention():
-    model = ta.relu_attention()
+    model = ta.ReLUAttention()
     np.testing.assert_allclose(model.student(jnp.array([[2.0], [-1.0]])), [[2.0, 0.0], [0.0, 0.5]])
     np.testing.assert_allclose(model.student(jnp.array([[2.0], [1.0]])), [[2.0, 1.0], [1.0, 0.5]])
-    assert isinstance(ta.default_nodes(model, 1024).stack, type(ta.sobol_nodes(model, 1024).stack))
+    assert isinstance(default_recipe(model, 1024).rule(model).stack, type(ta.Sobol(1024).rule(model).stack))
 
 
 def test_minima_of_a_loss_with_kinks_are_found():
@@ -171,7 +172,7 @@ def test_minima_of_a_loss_with_kinks_are_found():
 
     Without reflected starts 3 % miss it.
     """
-    model, rng = ta.relu_attention(), np.random.default_rng(0)
+    model, rng = ta.ReLUAttention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)
     problem = ProxProblem(model, V, y)
@@ -222,7 +223,9 @@ def test_theory_agrees_with_training(name):
         return ta.train(model, data, branch, optimizer="lbfgs", steps=2000, tol=1e-7)
 
     keys = jax.random.split(jax.random.key(0), 8)
-    result = ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=ta.default_nodes(model, 2**12))
+    result = ta.run_instances(
+        model, 300, alpha, run, keys, normalise=True, nodes=default_recipe(model, 2**12).rule(model)
+    )
     assert np.all(result.ok) and set(result.branch.tolist()) == {branch}
     for k, (_, theory, gap, bar) in result.difference(branch).items():
         if k != "V" and theory != 0:
@@ -232,8 +235,8 @@ def test_theory_agrees_with_training(name):
 @pytest.mark.slow
 def test_untied_layer_as_known():
     """The untied layer gives the values of an independent implementation of the theory, to their last digit."""
-    model = ta.untied_dot_product(0.1, mixing=SWAPPED)
-    point = ta.solve(model, 5.0, "semantic", ta.sobol_nodes(model, 2**13))
+    model = ta.UntiedDotProduct(0.1, mixing=SWAPPED)
+    point = ta.solve(model, 5.0, "semantic", ta.Sobol(2**13).rule(model))
     np.testing.assert_allclose([point.train_loss, point.gen_error], [0.007668, 0.000816], atol=1e-6)
     np.testing.assert_allclose(point.overlaps.q[0], [[0.1287, -0.0358], [-0.0358, 0.1287]], atol=2e-4)
 

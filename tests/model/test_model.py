@@ -28,11 +28,11 @@ def test_a_law_of_lists(model):
 
 
 def test_teacher_scales_rho():
-    np.testing.assert_allclose(ta.dot_product(teacher=1.06).rho[:, 0, 0], 0.25 * 1.06)
+    np.testing.assert_allclose(ta.DotProduct(teacher=1.06).rho[:, 0, 0], 0.25 * 1.06)
 
 
 def test_dtype_follows_the_argument():
-    assert ta.dot_product(dtype=jnp.float32).law().gamma.dtype == jnp.float32
+    assert ta.DotProduct(dtype=jnp.float32).law().gamma.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_dtype_follows_the_argument():
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input_names_the_argument(arguments, argument):
     with pytest.raises(ValueError, match=argument):
-        ta.dot_product(**arguments)
+        ta.DotProduct(**arguments)
 
 
 def test_what_a_layer_offers_is_declared(model):
@@ -71,12 +71,12 @@ def test_what_a_layer_offers_is_declared(model):
     with pytest.raises(NotImplementedError, match="target"):
         bare.target(jnp.ones((2, 1)))
     with pytest.raises(ta.InputError, match="target"):
-        ta.gen_error_linear(bare, ta.sobol_nodes(model, 64))
+        ta.gen_error_linear(bare, ta.Sobol(64).rule(model))
     misspelt = Misspelt(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     with pytest.raises(AttributeError, match="omga"):
-        ta.gen_error_linear(misspelt, ta.sobol_nodes(model, 64))
+        ta.gen_error_linear(misspelt, ta.Sobol(64).rule(model))
 
 
 def test_numbers_can_be_traced():
-    grad = jax.grad(lambda omega: ta.dot_product(omega=omega).loss(jnp.ones((2, 1)), jnp.ones((2, 1)) * 0.5))(0.3)
+    grad = jax.grad(lambda omega: ta.DotProduct(omega=omega).loss(jnp.ones((2, 1)), jnp.ones((2, 1)) * 0.5))(0.3)
     assert np.isfinite(grad)

@@ -51,7 +51,7 @@ def test_starts_have_the_symmetry_of_their_branch(model, name):
 
 
 def test_starts_have_the_dtype_of_the_model():
-    start = branch_start(ta.dot_product(dtype=jnp.float32), None)
+    start = branch_start(ta.DotProduct(dtype=jnp.float32), None)
     assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
 
 
@@ -65,14 +65,14 @@ class OneTeacher(ta.DotProduct):
 @pytest.mark.parametrize("name", ["semantic", None])
 @pytest.mark.parametrize("rank", [2, 3, 4])
 def test_starts_of_columns_with_one_teacher_are_states(name, rank):
-    x = branch_start(OneTeacher(**vars(ta.dot_product(rank=rank))), name)
-    noise = x.q - x.theta @ jnp.swapaxes(x.theta, 1, 2) / ta.dot_product().rho
+    x = branch_start(OneTeacher(**vars(ta.DotProduct(rank=rank))), name)
+    noise = x.q - x.theta @ jnp.swapaxes(x.theta, 1, 2) / ta.DotProduct().rho
     assert np.linalg.eigvalsh(noise).min() > 0
     assert bool(jnp.all(x.theta == x.theta[0, 0]))
 
 
 def test_starts_of_a_student_of_rank_two_use_both_columns():
-    model = ta.dot_product(rank=2)
+    model = ta.DotProduct(rank=2)
     theta, m = (np.asarray(a) for a in (branch_start(model, None).theta, branch_start(model, None).m))
     assert np.all(theta[:, 0] > 0) and not np.any(theta[:, 1]) and not np.any(m[:, 0]) and np.all(m[:, 1] != 0)
 
@@ -117,7 +117,7 @@ def test_what_the_directions_of_a_student_do(theta, m, name):
 
     theta and m are shares of their largest possible sizes.
     """
-    model = ta.dot_product(rank=2)
+    model = ta.DotProduct(rank=2)
     size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
     for angle in (0.0, 0.4, 2.0):
         O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -134,7 +134,7 @@ def test_what_the_directions_of_a_student_do(theta, m, name):
 
 def test_two_teachers_in_two_directions():
     """Directions with the same theta are told apart by m."""
-    model = ta.dot_product(rank=2, teacher=np.eye(2))
+    model = ta.DotProduct(rank=2, teacher=np.eye(2))
     eye = jnp.stack([jnp.eye(2)] * 2)
     x = ta.Overlaps(eye, eye, 0.1 * eye, 0.3 * jnp.array([[0.6, 0.8], [-0.6, -0.8]]))
     assert label(model, x) == "semantic + mixed"
@@ -168,7 +168,7 @@ def test_coordinates_round_trip(model):
 
 
 def test_gauge_directions_are_those_of_rotations():
-    model, free = ta.dot_product(rank=2), BRANCHES[None].free(ta.dot_product())
+    model, free = ta.DotProduct(rank=2), BRANCHES[None].free(ta.DotProduct())
     rng = np.random.default_rng(0)
     A, M = rng.standard_normal((2, 2, 2))
     q = jnp.asarray(A @ A.T + np.eye(2))
@@ -185,4 +185,4 @@ def test_gauge_directions_are_those_of_rotations():
     (tangent,) = coordinates.gauge(x, jnp.ones(size))
     expected = coordinates.pack(jax.jvp(rotated, (0.0,), (1.0,))[1])
     np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
-    assert Coordinates(ta.dot_product(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)
+    assert Coordinates(ta.DotProduct(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)

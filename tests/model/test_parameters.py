@@ -17,16 +17,16 @@ def test_read_and_set(model):
 
 
 def test_a_number_of_the_penalty():
-    net, number = ta.dot_product(penalty=ta.L1(0.02)), Parameter("penalty.strength")
+    net, number = ta.DotProduct(penalty=ta.L1(0.02)), Parameter("penalty.strength")
     assert number.read(net, 2.0, "x") == 0.02 and scalar_parameters(net)["penalty.strength"] == 0.02
     changed = number.set(net, 2.0, 0.03)[0]
     assert float(changed.penalty.strength) == 0.03 and changed.omega == net.omega
     with pytest.raises(ta.InputError, match="x must name one of alpha, lam, omega, sigma, or an entry"):
-        number.read(ta.dot_product(), 2.0, "x")
+        number.read(ta.DotProduct(), 2.0, "x")
 
 
 def test_the_rest_of_a_row_makes_room():
-    model = ta.dot_product(mixing=[[0.5, 0.3, 0.2]] * 3, encodings=[[1.0], [0.0], [-1.0]])
+    model = ta.DotProduct(mixing=[[0.5, 0.3, 0.2]] * 3, encodings=[[1.0], [0.0], [-1.0]])
     mixing = Parameter("mixing[2,1]").set(model, None, 0.65)[0].mixing
     np.testing.assert_allclose(mixing[2], [0.25, 0.65, 0.1])
     np.testing.assert_array_equal(mixing[:2], model.mixing[:2])
@@ -35,7 +35,7 @@ def test_the_rest_of_a_row_makes_room():
 def test_rows_stay_stochastic(model):
     last = Parameter("mixing[-1,-1]").set(model, None, 0.5)[0].mixing
     np.testing.assert_allclose(last, [[0.6, 0.4], [0.5, 0.5]], rtol=1e-15)
-    identity = ta.dot_product(mixing=np.eye(3), encodings=[[1.0], [0.0], [-1.0]])
+    identity = ta.DotProduct(mixing=np.eye(3), encodings=[[1.0], [0.0], [-1.0]])
     number = Parameter("mixing[0,0]")  # the other entries were zero, so they share equally
     np.testing.assert_allclose(number.set(identity, None, 0.5)[0].mixing[0], [0.5, 0.25, 0.25])
     np.testing.assert_allclose(number.direction(identity, 1.0).mixing[0], [1.0, -0.5, -0.5])
@@ -53,7 +53,7 @@ def test_direction_is_the_derivative(model):
 
 def test_axes(model):
     """A number with several values is an axis, and one with a single value is fixed; the order is the caller's."""
-    custom = ta.Axis("norm", [1.0, 2.0], lambda m, v: ta.dot_product(teacher=v))
+    custom = ta.Axis("norm", [1.0, 2.0], lambda m, v: ta.DotProduct(teacher=v))
     numbers = {"sigma": 0.4, "omega": np.array([0.2, 0.3]), "alpha": jnp.asarray(2.0)}
     fixed, alpha, (first, second) = axes_of(model, [custom], numbers)
     assert float(fixed.sigma) == 0.4 and float(alpha) == 2.0 and fixed.sigma.dtype == model.sigma.dtype

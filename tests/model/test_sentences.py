@@ -39,7 +39,7 @@ def law(variances=(0.25, 0.36), sentences=SHARES, teacher_means=(0.3, -0.18), **
 
 
 def model_of(kind=ta.DotProduct, **options):
-    return kind(**vars(ta.dot_product(spectrum=law(**options))))
+    return kind(**vars(ta.DotProduct(spectrum=law(**options))))
 
 
 def point():
@@ -59,7 +59,7 @@ def exact(model, x, V=None):
 
 
 def grid(model):
-    return ta.gauss_hermite_nodes(model, 5, replicates=1).replicate(0)
+    return ta.GaussHermite(5, replicates=1).rule(model).replicate(0)
 
 
 def test_the_channel_of_a_squared_error_is_known():
@@ -115,7 +115,7 @@ def test_test_error_and_baseline():
     T = np.asarray(jax.jit(jax.vmap(model.target))(fields[..., None]))
     W = np.mean(T * D[:, None], 0) / np.mean(D, 0)
     losses = 0.5 * np.sum((T - W) ** 2 * D[:, None], (1, 2))
-    baseline = jax.jit(gen_error_linear_in)(model, ta.line_nodes(model, 5, replicates=1).replicate(0))
+    baseline = jax.jit(gen_error_linear_in)(model, ta.Lines(5, replicates=1).rule(model).replicate(0))
     assert abs(baseline - losses.mean()) < 3 * losses.std() / len(losses) ** 0.5 < 0.025 * baseline
 
 
@@ -132,7 +132,7 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
     alpha, x = jnp.asarray(0.8), impose(point(), jnp.asarray(free))
     m = np.asarray(x.m)
     x = eqx.tree_at(lambda x: (x.V, x.m), x, (jnp.full(x.V.shape, 0.2), jnp.asarray(0.5 * (m - m[[1, 0, 3, 2]]))))
-    replicate = ta.gauss_hermite_nodes(model, 7, replicates=1).replicate(0)
+    replicate = ta.GaussHermite(7, replicates=1).rule(model).replicate(0)
     growth = jax.jit(growths_in)(model, alpha, x, replicate, jnp.asarray(free))[int(free[0])]
 
     def image(v):
@@ -150,11 +150,11 @@ def test_growth_is_the_slope_of_the_map_in_the_sector_that_is_zero(free):
 def test_classes_that_are_alike_are_one():
     """Classes of equal law act as one: without means, sums over the classes are those over the tokens."""
     split = model_of(variances=(0.25, 0.25), means=[[0.0, 0.0]] * 2, teacher_means=(0.0, 0.0))
-    plain = ta.dot_product()
+    plain = ta.DotProduct()
     y = branch_start(plain, None)
     x = Overlaps(y.q, y.V, y.theta, jnp.concatenate([y.m, 0 * y.m]))
     alpha, free = jnp.asarray(1.5), jnp.ones(2)
-    nodes = ta.sobol_nodes(plain, 2**8, replicates=1).replicate(0)
+    nodes = ta.Sobol(2**8, replicates=1).rule(plain).replicate(0)
     step = jax.jit(Equations.step)
     overlaps, answer = step(Equations(split, alpha, nodes, free), x)
     expected, expected_answer = step(Equations(plain, alpha, nodes, free), y)
@@ -253,7 +253,7 @@ def test_fresh_sentences_come_from_all_kinds():
     from_fields, from_sentences = (
         ta.heldout_error(model, data, Q, jax.random.key(4), sentences=20_000, exact=e) for e in (False, True)
     )
-    expected = gen_error_in(model, data.overlaps(Q), ta.gauss_hermite_nodes(model, 12, replicates=1).replicate(0))
+    expected = gen_error_in(model, data.overlaps(Q), ta.GaussHermite(12, replicates=1).rule(model).replicate(0))
     for error in (from_fields, from_sentences):
         assert abs(error.value - expected) < 4 * error.stderr < 0.1 * expected
 
@@ -264,8 +264,8 @@ def test_theory_and_training_agree(omega, alpha, branch):
     """Means over instances agree with the theory for unequal covariances, at states without jumps."""
     shares = {(0, 0): 0.45, (1, 1): 0.45, (0, 1): 0.05, (1, 0): 0.05}
     options = {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": (0.3, -0.3)}
-    model = ta.dot_product(omega, spectrum=law(sentences=shares, **options))
-    state = ta.solve(model, alpha, branch, ta.line_nodes(model, 5, replicates=2))
+    model = ta.DotProduct(omega, spectrum=law(sentences=shares, **options))
+    state = ta.solve(model, alpha, branch, ta.Lines(5, replicates=2).rule(model))
     assert state.ok and state.diagnostics.jump_mass < 1e-3
     rows = []
     for k in range(8):
@@ -312,9 +312,9 @@ def test_bad_laws_and_data_are_refused():
     model = model_of()
     data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
     with pytest.raises(InputError, match="classes"):
-        ta.train(ta.dot_product(), data)
+        ta.train(ta.DotProduct(), data)
     with pytest.raises(InputError, match="classes"):
-        ta.gamp(model, ta.sample_data(ta.dot_product(), 60, 2.0, jax.random.key(0)))
+        ta.gamp(model, ta.sample_data(ta.DotProduct(), 60, 2.0, jax.random.key(0)))
     with pytest.raises(InputError, match="classes"):
         ta.Data(data.x, data.y, means=data.means, classes=data.classes + 1)
     with pytest.raises(InputError, match="kinds of sentences"):
@@ -324,8 +324,8 @@ def test_bad_laws_and_data_are_refused():
 
 
 def test_a_sentence_may_have_fewer_tokens_than_there_are_classes():
-    model = ta.dot_product(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1): 0.5, (2, 0): 0.5}))
+    model = ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1): 0.5, (2, 0): 0.5}))
     assert model.shape == (2, 1, 1) and model.law().tokens == 2
     check(model)
     with pytest.raises(InputError, match="L = 2, got L = 3"):
-        ta.dot_product(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1, 2): 1.0}))
+        ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.2, 0.3, 0.4], {(0, 1, 2): 1.0}))

@@ -27,7 +27,7 @@ def law():
 
 @pytest.fixture(scope="module")
 def on_matrices(law):
-    return ta.untied_dot_product(spectrum=law)
+    return ta.UntiedDotProduct(spectrum=law)
 
 
 def test_a_law_keeps_what_matrices_say(law, on_matrices):
@@ -62,7 +62,7 @@ def test_isotropic_matrices_give_the_law_of_the_dot_product(model):
     for covariances in (0.25 * np.stack([np.eye(D)] * 2), np.full((2, D), 0.25)):
         law = ta.SpectralLaw.from_matrices(covariances, p, teacher)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-14), law, model.law())
-    isotropic = ta.dot_product(spectrum=law)
+    isotropic = ta.DotProduct(spectrum=law)
     Z, Y = jnp.array([[0.7], [-0.3]]), jnp.array([[0.4], [0.9]])
     np.testing.assert_allclose(isotropic.loss(Z, Y), model.loss(Z, Y), rtol=1e-14)
     assert isotropic.shape == model.shape and isotropic.sigma is None and "sigma" not in repr(isotropic)
@@ -111,7 +111,7 @@ def test_the_loss_weighs_tokens_by_their_trace(on_matrices):
     for n, loss in enumerate(loss_at_nodes(model, Z, Y)):
         error = model.student(Z[..., n]) - model.target(Y[..., n])
         np.testing.assert_allclose(loss, 0.5 * np.trace(error @ np.diag(T) @ error.T), rtol=1e-12)
-    standard, many_atoms = ta.dot_product(), ta.dot_product(spectrum=ta.SpectralLaw.from_matrices(
+    standard, many_atoms = ta.DotProduct(), ta.DotProduct(spectrum=ta.SpectralLaw.from_matrices(
         np.repeat(VALUES, 40, 1) * RNG.uniform(1, 2, (2, 40 * D)), np.zeros((2, 40 * D)), np.ones((40 * D, 1))
     ))  # fmt: skip
     sizes = [
@@ -180,13 +180,13 @@ def test_bad_samples_and_laws(law):
         ),
         (lambda: ta.SpectralLaw.from_samples(-columns, columns, column), "gamma must be positive semidefinite"),
         (
-            lambda: ta.dot_product(spectrum=law, mixing=np.eye(3)),
+            lambda: ta.DotProduct(spectrum=law, mixing=np.eye(3)),
             "spectrum must be of as many tokens as mixing, L = 3, got L = 2",
         ),
-        (lambda: ta.dot_product(spectrum=law, sigma=0.4), "sigma must be left out beside spectrum"),
-        (lambda: ta.dot_product(spectrum=law, teacher=[[1.0]]), "teacher must be left out beside spectrum"),
-        (lambda: ta.dot_product(spectrum=law, encodings=columns), "encodings must be left out beside spectrum"),
-        (lambda: ta.dot_product(spectrum=1.0), "spectrum must be a SpectralLaw"),
+        (lambda: ta.DotProduct(spectrum=law, sigma=0.4), "sigma must be left out beside spectrum"),
+        (lambda: ta.DotProduct(spectrum=law, teacher=[[1.0]]), "teacher must be left out beside spectrum"),
+        (lambda: ta.DotProduct(spectrum=law, encodings=columns), "encodings must be left out beside spectrum"),
+        (lambda: ta.DotProduct(spectrum=1.0), "spectrum must be a SpectralLaw"),
     ):
         with pytest.raises(ta.InputError, match=message):
             call()
@@ -198,13 +198,13 @@ def test_theory_on_matrices_agrees_with_training():
     values = np.stack([0.4 * np.exp(-1.5 * np.arange(d) / d), rng.uniform(0.1, 0.4, d)])
     encodings = np.stack([np.ones(d), -np.ones(d)]) / d**0.5
     law = ta.SpectralLaw.from_matrices(values, encodings, rng.standard_normal((d, 1)))
-    model = ta.dot_product(spectrum=law)
+    model = ta.DotProduct(spectrum=law)
 
     def run(data, key):
         return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)
 
     keys = jax.random.split(jax.random.key(0), 8)
-    result = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.line_nodes(model, 5))
+    result = ta.run_instances(model, d, 2.0, run, keys, nodes=ta.Lines(5).rule(model))
     assert np.all(result.ok)
     for k, (_, theory, gap, bar) in result.difference("semantic").items():
         if k not in ("V", "m"):

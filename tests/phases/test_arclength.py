@@ -15,7 +15,7 @@ from tiedattn_jax.theory.engine import run_one
 
 @pytest.fixture(scope="module")
 def rule(model):
-    return ta.line_nodes(model, 5, replicates=1, even=True)
+    return ta.Lines(5, replicates=1, even=True).rule(model)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_number_of_points(path, model, rule):
 
 def test_through_a_fold(rule):
     """At omega = .235 the positional branch turns back at alpha = 2.174(1) and meets the uninformed one at 1.978."""
-    model = ta.dot_product(omega=0.235)
+    model = ta.DotProduct(omega=0.235)
     (path,) = ta.trace_branch(model, "alpha", (1.8, 2.4), "positional", alpha=1.9, nodes=rule, points=30)
     folds = [alpha for alpha, _ in path.mean_folds()]
     np.testing.assert_allclose([folds[0], min(folds)], [2.174, 1.978], rtol=0.03)
@@ -105,9 +105,9 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
 @pytest.mark.usefixtures("unchecked")
 def test_folds_of_unequal_paths():
     paths = [SimpleNamespace(folds=f) for f in ((1.0, 2.0), (1.2, 2.2), (1.1,))]
-    (first, bar), (second, _) = ta.BranchPath.mean_folds(*paths)
+    (first, bar), (second, _) = ta.results.BranchPath.mean_folds(*paths)
     assert (first, second) == pytest.approx((1.1, 2.1)) and bar > 0.1
-    assert ta.BranchPath.mean_folds(SimpleNamespace(folds=())) == []
+    assert ta.results.BranchPath.mean_folds(SimpleNamespace(folds=())) == []
 
 
 def test_where_there_is_no_state_there_is_neither_path_nor_fold(model, lines):

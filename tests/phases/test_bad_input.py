@@ -22,8 +22,8 @@ def defaults(model, lines, semantic_states):
     """Arguments that every function accepts, by the function's name."""
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = Guess(1.0, (x,))
-    states = [ta.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
-    transition = ta.Transition(alpha, alpha, jnp.array(0), branches=tuple(states))
+    states = [ta.results.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
+    transition = ta.results.Transition(alpha, alpha, jnp.array(0), branches=tuple(states))
     return {
         "sweep": {"model": model, "question": "semantic", "alpha": [1.0], "nodes": lines},
         "phase_diagram": {"model": model, "alpha": [1.0, 2.0], "omega": [0.3], "nodes": lines},
@@ -280,4 +280,4 @@ def test_a_file_that_is_no_diagram(tmp_path):
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ta.InputError, match=f"path must be a whole file .*{name}"):
-            ta.PhaseDiagram.load(tmp_path / name)
+            ta.results.PhaseDiagram.load(tmp_path / name)

@@ -100,7 +100,7 @@ def test_curve(curve, branch):
 
 def test_limit_at_the_transition(lines):
     """At the best ridge the critical alpha is the alpha, and its sensitivities give those of the ridge."""
-    model, alpha = ta.dot_product(omega=0.5), 1.5
+    model, alpha = ta.DotProduct(omega=0.5), 1.5
     best = ta.best_ridge(model, alpha, None, lines, bracket=(3e-3, 5e-3))
     assert bool(best.ok) and best.place == "transition" and best.state.branch == "semantic"
     at, pair = best.state.model, best.states[::-1]
@@ -333,7 +333,7 @@ def test_no_state(located, model, lines):
 
 def test_the_uninformed_state_is_global_where_no_branch_exists(lines):
     """There is no gap in a sweep: the smallest error is that of the uninformed state, by independent solves as well."""
-    layer = ta.dot_product(omega=0.02)
+    layer = ta.DotProduct(omega=0.02)
     (best,) = ta.sweep(layer, "best lam", alpha=[0.3], nodes=lines, branch=None, bracket=(1e-3, 4e-3)).cells
     assert best.state.branch == "uninformed" and best.place == "inside" and bool(best.ok)
     lams = float(best.value) * np.array([0.7, 1.0, 1.4])

@@ -17,7 +17,7 @@ ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
 
 
-def known_diagram(turned: bool = False) -> ta.PhaseDiagram:
+def known_diagram(turned: bool = False) -> ta.results.PhaseDiagram:
     """Losses that cross at `CRITICAL`, and test errors that cross the baseline at `LINEAR` on the semantic branch."""
     a, r = ALPHA[None, :, None], np.arange(2)
     zero = np.zeros((3, 10, 2))
@@ -99,7 +99,7 @@ def test_regions():
     np.testing.assert_array_equal(diagram.beats_linear, ALPHA[None] > LINEAR[:, None])
 
 
-def without_branches() -> ta.PhaseDiagram:
+def without_branches() -> ta.results.PhaseDiagram:
     """Three cells lack both branches: the searches end in the same loss in the first two, in the second one by half."""
     diagram = known_diagram()
     cells = made.cells_of(diagram)
@@ -239,7 +239,7 @@ def test_error_bars_are_those_of_the_library():
 def test_file_round_trip(tmp_path):
     diagram = known_diagram()
     diagram.save(tmp_path / "a.npz")
-    loaded = ta.PhaseDiagram.load(tmp_path / "a.npz")
+    loaded = ta.results.PhaseDiagram.load(tmp_path / "a.npz")
     assert loaded.x[0] == "alpha" and loaded.attrs == diagram.attrs
     np.testing.assert_array_equal(loaded.y[1], OMEGA)
     assert loaded == diagram and made.changed(diagram, "q", (0, 0, 0, 0), 1.0) != diagram

@@ -205,39 +205,39 @@ def test_roots_and_sensitivities_of_the_replicates():
     good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
     zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, converged=jnp.array(True))
-    transition = transition_of(event, ta.dot_product(), zero)
+    transition = transition_of(event, ta.DotProduct(), zero)
     roots = 1 - value / 2
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
     assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
-    unmet = transition_of(event, ta.dot_product(), zero._replace(converged=jnp.array(False)))
+    unmet = transition_of(event, ta.DotProduct(), zero._replace(converged=jnp.array(False)))
     assert int(unmet.status) == ta.Status.absent and float(unmet.ended_at) == 1.0
     assert np.isnan([float(unmet.alpha), float(unmet.stderr), float(transition.ended_at)]).all()
     failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
-    unknown = transition_of(event, ta.dot_product(), zero._replace(states=(state_with(), failed), converged=False))
+    unknown = transition_of(event, ta.DotProduct(), zero._replace(states=(state_with(), failed), converged=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
     absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
     for pair in ((absent, state_with()), (absent, absent)):
         assert (
-            transition_of(event, ta.dot_product(), zero._replace(states=pair, converged=False)).status
+            transition_of(event, ta.DotProduct(), zero._replace(states=pair, converged=False)).status
             == ta.Status.absent
         )
-    exact = transition_of(event, ta.dot_product(), zero._replace(rates={"sigma": jnp.array([4.0, 6.0, 8.0])}))
+    exact = transition_of(event, ta.DotProduct(), zero._replace(rates={"sigma": jnp.array([4.0, 6.0, 8.0])}))
     np.testing.assert_allclose(exact.alpha, np.mean([0.95, 0.85, 0.95]))
     np.testing.assert_allclose(exact.sensitivities["sigma"], np.mean([-2.0, -3.0, -2.0]))
     np.testing.assert_allclose(exact.sensitivities_stderr["sigma"], error_bar(jnp.array([-2.0, -3.0, -2.0])))
     lost = zero._replace(rates={"sigma": jnp.array([4.0, 6.0, 8.0])}, converged=jnp.array(False))
-    nothing = transition_of(event, ta.dot_product(), lost)
+    nothing = transition_of(event, ta.DotProduct(), lost)
     assert np.isnan([nothing.sensitivities["sigma"], nothing.sensitivities_stderr["sigma"]]).all()
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_event_that_was_not_found_has_no_derivative():
     good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
-    gradients = jax.tree.map(lambda a: jnp.ones((3, *a.shape)), ta.dot_product())
+    gradients = jax.tree.map(lambda a: jnp.ones((3, *a.shape)), ta.DotProduct())
 
     def slope(converged):
         zero = Zero(jnp.array(1.0), (good, good), jnp.zeros(3), gradients, jnp.ones(3), 1.0, jnp.array(converged))
-        return jax.grad(lambda m: transition_of(EVENTS["alpha_c"], m, zero).alpha)(ta.dot_product()).sigma
+        return jax.grad(lambda m: transition_of(EVENTS["alpha_c"], m, zero).alpha)(ta.DotProduct()).sigma
 
     assert slope(True) == -1.0 and np.isnan(slope(False))
 
@@ -254,7 +254,7 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
         return made.finished_path(state_with(alpha, linear=number(alpha), has_state=(has_state,) * 3))
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
-    guess, model = Guess(alpha, (state_with().overlaps,), **limits), ta.dot_product()
+    guess, model = Guess(alpha, (state_with().overlaps,), **limits), ta.DotProduct()
     search = Search(model, SimpleNamespace(replicates=3), "tight")
     look = partial(event_number, EVENTS["semantic baseline"], search, exact=False)
     return run_one(find_zero(look, guess, tol=1e-5, **options)), places
@@ -295,7 +295,7 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
     guess, rule = Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
-    search = Search(ta.dot_product(), rule, "tight")
+    search = Search(ta.DotProduct(), rule, "tight")
     path = zero_path(EVENTS["alpha_c"], search, guess)
     (paths := next(path)) and path.close()
     assert len(paths) == 2  # both in one list
@@ -409,7 +409,7 @@ def test_alpha_c_between_the_ends_of_branches(monkeypatch, model):
     monkeypatch.setattr(locate, "find_zero", stop)
     for bracket in ((0.1, 4.0), (0.1, 0.9), (1.4, 4.0)):
         with pytest.raises(InterruptedError):
-            ta.critical_alpha(model, ta.sobol_nodes(model, 64, replicates=3), bracket=bracket)
+            ta.critical_alpha(model, ta.Sobol(64, replicates=3).rule(model), bracket=bracket)
     np.testing.assert_allclose([alpha for alpha, _ in guesses], [1.25, 0.9, 1.4], rtol=2e-3)
     assert [looks for _, looks in guesses] == [12, 1, 1]  # at the end of a bracket one look is enough
     # A branch continues from its last state, or from its start if it was absent before.
@@ -439,8 +439,8 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states)
         for q, name in enumerate(PAIR, 1):
             new = q * jnp.ones_like(semantic_states.overlaps.q), baseline * jnp.ones(4)
             states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), semantic_states, new)
-            branches.append(ta.FixedPoint(model, alpha, states, name))
-        critical = ta.Transition(alpha, alpha, jnp.array(0), branches=tuple(branches))
+            branches.append(ta.results.FixedPoint(model, alpha, states, name))
+        critical = ta.results.Transition(alpha, alpha, jnp.array(0), branches=tuple(branches))
         with pytest.raises(InterruptedError):
             ta.linear_crossing(model, critical, lines)
         assert searches[-1] == pytest.approx(expected)
@@ -525,7 +525,7 @@ def test_sensitivities_of_growth_events(model, lines, event, alpha):
 
 def one_replicate(model, order):
     """Return the rule of test_arclength.py, so that both files share their compiled programs."""
-    return ta.line_nodes(model, order, replicates=1, even=True)
+    return ta.Lines(order, replicates=1, even=True).rule(model)
 
 
 def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
@@ -542,7 +542,7 @@ def test_a_fold_is_looked_for_on_both_sides(monkeypatch, model, lines):
 @pytest.mark.parametrize(("order", "tol"), [(5, 0.15), pytest.param(7, 0.03, marks=pytest.mark.slow)])
 def test_a_fold_and_its_sensitivities(order, tol):
     """The positional branch at omega = .235 turns back at alpha = 2.174(1), and its derivatives equal differences."""
-    model = ta.dot_product(omega=0.235)
+    model = ta.DotProduct(omega=0.235)
     rule = one_replicate(model, order)
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
     guess = Guess(2.1, (x,), low=2.05, high=2.3)
@@ -550,7 +550,7 @@ def test_a_fold_and_its_sensitivities(order, tol):
     assert bool(transition.ok) and abs(transition.alpha - 2.174) < 0.03
     alphas = []
     for step in (1e-3, -1e-3):
-        moved = ta.dot_product(omega=0.235 + step)
+        moved = ta.DotProduct(omega=0.235 + step)
         alphas.append(float(ta.find_event(moved, "positional fold", rule, start=guess, sensitivities=False).alpha))
     np.testing.assert_allclose((alphas[0] - alphas[1]) / 2e-3, transition.sensitivities.omega, rtol=tol)
 
@@ -558,12 +558,12 @@ def test_a_fold_and_its_sensitivities(order, tol):
 @pytest.mark.long
 def test_a_fold_along_another_number():
     """The fold in alpha at omega = .235 is one in omega at its alpha, where d omega / d alpha is the inverse slope."""
-    model, event = ta.dot_product(omega=0.235), EVENTS["positional fold"]
+    model, event = ta.DotProduct(omega=0.235), EVENTS["positional fold"]
     rule, settings = one_replicate(model, 5), ta.Settings()
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
     fold = run_one(event_path(event, Search(model, rule, settings), Guess(2.1, (x,), low=2.05, high=2.3)))
     alpha = jnp.asarray(fold.at[0])
-    x = ta.solve(ta.dot_product(omega=0.24), alpha, "positional", rule, start=x).overlaps
+    x = ta.solve(ta.DotProduct(omega=0.24), alpha, "positional", rule, start=x).overlaps
     search = Search(model, rule, settings, Parameter("omega"), alpha)
     other = run_one(event_path(event, search, Guess(0.24, (x,), low=0.23, high=0.25)))
     np.testing.assert_allclose(other.at, 0.235, rtol=1e-4)

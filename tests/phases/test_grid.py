@@ -23,6 +23,7 @@ from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.model.parameters import Axis
 from tiedattn_jax.phases import grid
+from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.table import numbers_of_states
 from tiedattn_jax.theory.engine import run, run_one
@@ -99,9 +100,9 @@ def test_cells_are_the_states_of_the_theory(diagram):
 
 def test_cells_without_branches_hold_the_uninformed_state(lines):
     """It is that of `solve`; where a large ridge keeps the student at zero, the loss is alpha times the error there."""
-    layer = ta.dot_product(omega=0.02)
+    layer = ta.DotProduct(omega=0.02)
     result = ta.phase_diagram(layer, alpha=[0.2, 0.3], lam=[0.003, 0.3], nodes=lines, devices=1)
-    assert np.all(result.region == ta.REGIONS.index("uninformed")) and result.trusted.all()
+    assert np.all(result.region == REGIONS.index("uninformed")) and result.trusted.all()
     loss, error = (ta.Average(*numbers_of_states(result.global_minimum)[k]) for k in ("train_loss", "gen_error"))
     direct = ta.solve(eqx.tree_at(lambda m: m.lam, layer, jnp.asarray(0.003)), 0.3, "uninformed", lines)
     np.testing.assert_allclose(loss.value[0, 1], direct.train_loss, rtol=1e-6)
@@ -119,8 +120,8 @@ jax.config.update("jax_enable_x64", True)
 {setup}
 import tiedattn_jax as ta
 ta.use_compilation_cache()
-model = ta.dot_product()
-nodes = ta.line_nodes(model, 5)
+model = ta.DotProduct()
+nodes = ta.Lines(5).rule(model)
 settings = ta.Settings({SETTINGS.tol}, {SETTINGS.max_steps}, {SETTINGS.warm_steps}, {SETTINGS.damping})
 def go(**options):
     return ta.phase_diagram(model, alpha={ALPHAS}, omega={OMEGAS}, nodes=nodes, settings=settings, **options)
@@ -134,7 +135,7 @@ def launch(script: str, *arguments: str, stderr: int | None = None, **environmen
     return subprocess.Popen([sys.executable, "-c", script, *arguments], env=env, stderr=stderr)
 
 
-def assert_same(a: ta.PhaseDiagram, b: ta.PhaseDiagram, rtol: float) -> None:
+def assert_same(a: ta.results.PhaseDiagram, b: ta.results.PhaseDiagram, rtol: float) -> None:
     assert a.attrs["fingerprint"] == b.attrs["fingerprint"]
     for first, second in ((a.positional, b.positional), (a.semantic, b.semantic)):
         np.testing.assert_array_equal(first.replicates.status, second.replicates.status)
@@ -250,7 +251,7 @@ def test_the_steps_of_a_track(rows, semantic_states, monkeypatch):
         return made.finished_path((len(steps), semantic_states))
 
     monkeypatch.setattr(Follower, "advance", advance)
-    firsts = [BRANCHES["semantic"].start(ta.dot_product()), semantic_states.overlaps]
+    firsts = [BRANCHES["semantic"].start(ta.DotProduct()), semantic_states.overlaps]
     done = []
     cells = run_one(rows.track(1, 1, firsts, lambda: done.append(len(steps))))
     assert [step[:3] for step in steps] == [(a, a, 0.35) for a in ALPHAS[::-1]] and done == [1, 2, 3, 4]
@@ -394,7 +395,7 @@ def test_eight_devices_give_the_same(diagram, tmp_path):
     file = str(tmp_path / "eight.npz")
     body = f"assert jax.device_count() == 8\ngo(devices=8).save({file!r})"
     assert launch(program("", body), XLA_FLAGS="--xla_force_host_platform_device_count=8").wait(300) == 0
-    assert_same(ta.PhaseDiagram.load(file), reference, 1e-9)
+    assert_same(ta.results.PhaseDiagram.load(file), reference, 1e-9)
 
 
 @pytest.mark.slow
@@ -408,7 +409,7 @@ def test_two_processes_give_the_same(diagram, tmp_path):
     processes = [launch(program(setup, body), str(i)) for i in range(2)]
     assert [p.wait(300) for p in processes] == [0, 0]
     for i in range(2):
-        assert_same(ta.PhaseDiagram.load(tmp_path / f"{i}.npz"), reference, 1e-9)
+        assert_same(ta.results.PhaseDiagram.load(tmp_path / f"{i}.npz"), reference, 1e-9)
 
 
 @pytest.mark.slow

@@ -24,12 +24,12 @@ NUMBERS = "q", "V", "theta", "m", "train_loss", "gen_error", "train_loss_by_alph
 # Rules are no fixtures: hypothesis would print all their nodes.
 @cache
 def lines():
-    return ta.line_nodes(ta.dot_product(), 5, replicates=2)
+    return ta.Lines(5, replicates=2).rule(ta.DotProduct())
 
 
 @cache
 def whole(branch):
-    return ta.sweep(ta.dot_product(), branch, alpha=ALPHAS, nodes=lines(), settings=TIGHT)
+    return ta.sweep(ta.DotProduct(), branch, alpha=ALPHAS, nodes=lines(), settings=TIGHT)
 
 
 def same(points, others, rtol=0.0):
@@ -43,7 +43,7 @@ def same(points, others, rtol=0.0):
 @given(st.permutations(ALPHAS), st.sampled_from(PAIR))
 def test_alphas_in_another_order(alphas, branch):
     """A sweep through alpha does not depend on the order of its alphas."""
-    curve = ta.sweep(ta.dot_product(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
+    curve = ta.sweep(ta.DotProduct(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
     same(curve.points, whole(branch).points)
 
 
@@ -51,16 +51,16 @@ def test_alphas_in_another_order(alphas, branch):
 @given(st.sets(st.sampled_from(ALPHAS), min_size=1, max_size=2).map(sorted), st.sampled_from(PAIR))
 def test_some_of_the_alphas(alphas, branch):
     """States are those of a sweep through other alphas, and of `solve`, to the tolerance."""
-    curve = ta.sweep(ta.dot_product(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
+    curve = ta.sweep(ta.DotProduct(), branch, alpha=alphas, nodes=lines(), settings=TIGHT)
     same(curve.points, [p for p in whole(branch).points if float(p.alpha) in alphas], 1e-5)
-    same(curve.points, [ta.solve(ta.dot_product(), a, branch, lines(), settings=TIGHT) for a in alphas], 1e-5)
+    same(curve.points, [ta.solve(ta.DotProduct(), a, branch, lines(), settings=TIGHT) for a in alphas], 1e-5)
 
 
 @SOLVED
 @given(st.permutations([(0.28, 0.46), (0.3, 0.5), (0.34, 0.47)]), st.sampled_from(PAIR))
 def test_a_model_among_others(settings_of_models, branch):
     """The state of a model in a list is, bit by bit, that of `solve`, wherever it stands."""
-    models = [ta.dot_product(*numbers) for numbers in settings_of_models]
+    models = [ta.DotProduct(*numbers) for numbers in settings_of_models]
     curve = ta.sweep(models, branch, alpha=2.0, nodes=lines())
     same(curve.points, [ta.solve(m, 2.0, branch, lines()) for m in models])
 
@@ -70,7 +70,7 @@ def diagram(x, y, alpha=None):
     axes = {"alpha": ALPHAS, "omega": OMEGAS, "sigma": SIGMAS}
     numbers = {name: [axes[name][k] for k in keep] if keep else axes[name] for name, *keep in (x, y)}
     fixed = {} if alpha is None else {"alpha": alpha}
-    return ta.phase_diagram(ta.dot_product(), **numbers, **fixed, nodes=lines(), devices=1, settings=TIGHT)
+    return ta.phase_diagram(ta.DotProduct(), **numbers, **fixed, nodes=lines(), devices=1, settings=TIGHT)
 
 
 def assert_cells(result, expected, rtol=0.0):
@@ -96,7 +96,7 @@ def test_a_row_alone(row):
     whole_cells, alone = made.cells_of(diagram(("alpha",), ("omega",))), diagram(("alpha",), ("omega", row))
     assert_cells(alone, {k: a[:, row : row + 1] for k, a in whole_cells.items()}, 1e-5)
     for b, branch in enumerate(PAIR):
-        point = ta.solve(ta.dot_product(OMEGAS[row]), 1.6, branch, lines(), settings=TIGHT)
+        point = ta.solve(ta.DotProduct(OMEGAS[row]), 1.6, branch, lines(), settings=TIGHT)
         for name in NUMBERS:
             numbers = point.replicates.numbers()[name]
             np.testing.assert_allclose(made.cells_of(alone)[name][b, 0, 1], numbers, rtol=1e-5, atol=1e-9, err_msg=name)
@@ -106,8 +106,8 @@ def test_a_row_alone(row):
 @given(st.floats(0.6, 1.8))
 def test_units_of_a_transition(c):
     """Units of tokens and encodings leave alpha_c alone, with its error bar and its slopes in numbers without units."""
-    model = ta.dot_product()
-    scaled = ta.dot_product(sigma=c * 0.5, lam=c**4 * 0.01, encodings=[[c], [-c]], teacher=c**-2)
+    model = ta.DotProduct()
+    scaled = ta.DotProduct(sigma=c * 0.5, lam=c**4 * 0.01, encodings=[[c], [-c]], teacher=c**-2)
     first, second = (ta.critical_alpha(m, lines()) for m in (model, scaled))
     np.testing.assert_allclose(second.alpha, first.alpha, rtol=1e-4)
     np.testing.assert_allclose(second.sensitivities.omega, first.sensitivities.omega, rtol=1e-3)

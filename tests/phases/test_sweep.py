@@ -14,6 +14,7 @@ import pytest
 from cases import POOL_ROUNDING
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
@@ -137,7 +138,7 @@ def test_what_states_are_solved_with(canned, model, lines):
     canned.clear()
     ta.sweep(model, None, ta.Axis("mixing[0,1]", [0.4]), alpha=3.0)
     ((_, alpha, branch, rule, used_settings, fallback),) = canned
-    assert (alpha, branch, fallback) == (3.0, None, True) and rule.size == ta.default_nodes(model).size
+    assert (alpha, branch, fallback) == (3.0, None, True) and rule.size == default_recipe(model).rule(model).size
     assert float(used_settings.tol) == float(ta.Settings().tol)
 
 
@@ -326,7 +327,7 @@ A, B = [0.38, 0.4], [0.4, 0.42]
 
 
 def layer(a, b):
-    return ta.dot_product(mixing=[[1 - a, a], [b, 1 - b]])
+    return ta.DotProduct(mixing=[[1 - a, a], [b, 1 - b]])
 
 
 def mixing(a, b):
@@ -337,7 +338,7 @@ def mixing(a, b):
 @pytest.fixture(scope="module")
 def solved_map(lines):
     calls = []
-    result = ta.sweep(ta.dot_product(), "alpha_c", *mixing(A, B), nodes=lines, progress=lambda *c: calls.append(c))
+    result = ta.sweep(ta.DotProduct(), "alpha_c", *mixing(A, B), nodes=lines, progress=lambda *c: calls.append(c))
     assert calls == [(k, 4) for k in range(5)]
     return result
 
@@ -358,8 +359,8 @@ def test_cells_are_single_searches(solved_map, lines):
 
 def test_a_threshold_over_two_numbers():
     """Thresholds need no search: they are those of the single models."""
-    result = ta.sweep(ta.dot_product(), "encodings separate", omega=[0.3, 0.4], sigma=[0.5, 0.6])
-    single = ta.separation(ta.dot_product(omega=0.3, sigma=0.6))
+    result = ta.sweep(ta.DotProduct(), "encodings separate", omega=[0.3, 0.4], sigma=[0.5, 0.6])
+    single = ta.separation(ta.DotProduct(omega=0.3, sigma=0.6))
     np.testing.assert_allclose(result.alpha[0, 1], single.encodings, rtol=1e-12)
     assert result.names == ("omega", "sigma") and result.event == "encodings separate"
 
@@ -381,7 +382,7 @@ def with_gap(lines, monkeypatch):
     monkeypatch.setattr(sweep_module, "_event", path)
     settings = ta.Settings(tol=1e-4)
     axes = mixing([0.1, 0.2, 0.3], [0.4, 0.5])
-    result = ta.sweep(ta.dot_product(), "semantic instability", *axes, nodes=lines, settings=settings)
+    result = ta.sweep(ta.DotProduct(), "semantic instability", *axes, nodes=lines, settings=settings)
     assert seen == [("semantic instability", lines, settings)] * 6
     return result
 
@@ -422,7 +423,7 @@ def test_files(with_gap, tmp_path):
     with_gap.save(tmp_path / "map.npz")
     loaded = ta.load(tmp_path / "map.npz")
     assert type(loaded) is EventTable and loaded == with_gap and str(loaded) == str(with_gap)
-    assert ta.Table.load(tmp_path / "map.npz") == with_gap
+    assert ta.results.Table.load(tmp_path / "map.npz") == with_gap
     assert eqx.tree_at(lambda t: t.cells[0].alpha, with_gap, jnp.asarray(1.1)) != with_gap
     text = with_gap.to_csv(tmp_path / "map.csv")
     rows = list(csv.DictReader(text.splitlines()))
@@ -454,7 +455,7 @@ def test_all_cells_fail(lines, monkeypatch):
 
     monkeypatch.setattr(sweep_module, "_event", path)
     with pytest.raises(ta.InputError, match="event must happen") as raised:
-        ta.sweep(ta.dot_product(), "alpha_c", *mixing(A, B), nodes=lines)
+        ta.sweep(ta.DotProduct(), "alpha_c", *mixing(A, B), nodes=lines)
     assert raised.value.__notes__ == ["This happened at mixing[0,1] = 0.38, mixing[1,0] = 0.4."]
 
 
@@ -510,7 +511,7 @@ def test_models_of_a_list_are_of_one_kind(model, lines, monkeypatch):
 
     monkeypatch.setattr(sweep_module, "run", forbidden)
     foreign_models = (
-        ta.dot_product(rank=2),
+        ta.DotProduct(rank=2),
         eqx.tree_at(lambda m: m.lam, model, model.lam.astype(jnp.float32)),
     )
     for foreign_model in foreign_models:

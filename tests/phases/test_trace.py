@@ -111,10 +111,10 @@ def test_thresholds_of_the_optimal_learner():
         np.testing.assert_allclose(boundary.alpha, (1 + delta) ** 2 / 6, rtol=1e-9)
         np.testing.assert_allclose(boundary.slope, -2 * (1 + delta) * delta / sigma / 3, rtol=1e-9)
         assert boundary.exact.all() and boundary.ok.all()
-    listed = ta.sweep([ta.dot_product(sigma=s) for s in sigma], "perfect_recovery")
+    listed = ta.sweep([ta.DotProduct(sigma=s) for s in sigma], "perfect_recovery")
     np.testing.assert_array_equal(listed.alpha, [0.5, 0.5])
     assert np.isnan(listed.slope).all()
-    one_fails = ta.sweep(ta.dot_product(), "weak_recovery", omega=[0.3, 1.0])
+    one_fails = ta.sweep(ta.DotProduct(), "weak_recovery", omega=[0.3, 1.0])
     np.testing.assert_allclose(one_fails.alpha, [1 / 6, np.nan])
     assert "omega below one" in one_fails.reason[1]
     with pytest.raises(ta.InputError, match="alpha must be left out"):
@@ -231,12 +231,12 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
 
 def test_where_small_starts_separate_is_a_boundary():
     omegas = np.array([0.2, 0.3])
-    traced = ta.sweep(ta.dot_product(), "encodings separate", omega=omegas, follow=True)
+    traced = ta.sweep(ta.DotProduct(), "encodings separate", omega=omegas, follow=True)
     np.testing.assert_allclose(traced.alpha[1], 0.41904, atol=1e-5)  # from another program
-    teacher = ta.sweep(ta.dot_product(), "teacher separates", omega=omegas)
+    teacher = ta.sweep(ta.DotProduct(), "teacher separates", omega=omegas)
     np.testing.assert_allclose(teacher.alpha[1], 1.20866, atol=1e-5)
     assert np.all(teacher.exact) and np.all(teacher.status == ta.Status.converged)
     step = np.diff(teacher.alpha) / np.diff(omegas)
     np.testing.assert_allclose(np.mean(teacher.slope), step, rtol=0.02)
     with pytest.raises(ta.InputError, match="without kinks"):
-        ta.sweep(ta.relu_attention(), "encodings separate", omega=omegas)
+        ta.sweep(ta.ReLUAttention(), "encodings separate", omega=omegas)

@@ -44,7 +44,7 @@ def test_critical_alpha(critical):
 def test_transition_lines(lines):
     """Ends of the lines in docs/results.md, whose own errors are below 3e-4."""
     for omega, alpha_c, alpha_l in ((0.0, 0.6147, 0.74624), (0.43, 2.0078, 2.75342)):
-        model = ta.dot_product(omega=omega)
+        model = ta.DotProduct(omega=omega)
         critical = ta.critical_alpha(model, lines)
         crossing = ta.linear_crossing(model, critical, lines)
         for transition, expected in ((critical, alpha_c), (crossing, alpha_l)):
@@ -163,7 +163,7 @@ def test_how_the_semantic_branch_ends(ends):
 
 def synthetic(alphas, theta, growth_m):
     """A curve with given order parameters and stability; states exist only where theta is positive."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     ones = jnp.ones((2, 2, 1, 1))
 
     def point(alpha, theta, growth):

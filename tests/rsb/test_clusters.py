@@ -32,7 +32,7 @@ Y = jnp.array([
 
 @pytest.fixture(scope="module")
 def model() -> ta.DotProduct:
-    return ta.dot_product()
+    return ta.DotProduct()
 
 
 def _energies(law, cluster):

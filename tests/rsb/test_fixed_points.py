@@ -30,7 +30,7 @@ def test_derivatives_of_a_state(random_hats):
 
     A number without a derivative says so and spoils no other.
     """
-    model, hats, unit = ta.dot_product(), random_hats(), jnp.ones(())
+    model, hats, unit = ta.DotProduct(), random_hats(), jnp.ones(())
     slopes = jax.tree.map(lambda a: 3 * jnp.ones_like(a), model)
     status = jnp.zeros((), int)
     state = BrokenState(hats, hats, unit, unit, unit, unit, slopes, 2 * unit, unit, unit, status)
@@ -289,7 +289,7 @@ def test_where_a_search_starts(solved, mass, without):
     s is that of the estimated elevation, but at most 2 / loss.
     """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
-    hats, model = state.conjugates, ta.dot_product()
+    hats, model = state.conjugates, ta.DotProduct()
     hats = eqx.tree_at(lambda h: h.V, hats, hats.V * (1 if mass < 1 else -1))
     smooth_V = rs_potentials.overlaps(model, eqx.tree_at(lambda h: h.V, hats, without * hats.V)).V
     part = float(1.2 * jnp.sum(state.overlaps.V - smooth_V) / jnp.sum(state.overlaps.V))
@@ -316,9 +316,9 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch, random_ha
     With two columns the narrower direction is at least a tenth as wide as the other one.
     """
     state = jax.tree.map(lambda a: a[0], solved(2.0, "positional").replicates)
-    x, _ = rsb._start(ta.dot_product(), state, jnp.asarray(1e-3), jnp.ones(2))
+    x, _ = rsb._start(ta.DotProduct(), state, jnp.asarray(1e-3), jnp.ones(2))
     np.testing.assert_allclose(x.q0, 0.5 * x.q1, rtol=1e-9)
-    model, hats = ta.dot_product(rank=2), random_hats(2)
+    model, hats = ta.DotProduct(rank=2), random_hats(2)
     diagnostics = eqx.tree_at(lambda d: d.jump_mass, state.diagnostics, jnp.asarray(1.5))
     q = jnp.array([[[2.0, 1.9], [1.9, 2.0]]] * 2)
     V = jnp.array([[[1.0, 0.5], [0.5, 1.0]]] * 2)
@@ -343,26 +343,26 @@ def test_clusters_of_a_start_lie_within_the_state(solved, monkeypatch, random_ha
         ({"branch": None}, "branch"),
         ({"replicates": 1}, "replicates"),
         ({"alpha": -1.0}, "alpha"),
-        ({"model": ta.dot_product(dtype="float32")}, "model"),
-        ({"model": ta.dot_product(penalty=ta.L1(0.01))}, "model"),
+        ({"model": ta.DotProduct(dtype="float32")}, "model"),
+        ({"model": ta.DotProduct(penalty=ta.L1(0.01))}, "model"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input(change, argument):
-    arguments = {"model": ta.dot_product(dtype="float64"), "alpha": 1.2, **change}
+    arguments = {"model": ta.DotProduct(dtype="float64"), "alpha": 1.2, **change}
     with pytest.raises(ta.InputError, match=rf"^{argument}"):
         ta.solve_1rsb(**arguments)
 
 
 def test_refuses_traced_numbers():
     with pytest.raises(ta.InputError, match="concrete"):
-        jax.jit(lambda alpha: ta.solve_1rsb(ta.dot_product(), alpha).s)(1.2)
+        jax.jit(lambda alpha: ta.solve_1rsb(ta.DotProduct(), alpha).s)(1.2)
 
 
 @pytest.mark.slow
 def test_without_jumps_there_is_nothing_to_break():
     """Without jumps 1RSB equals RS: the standard model's semantic state has none at alpha = 4."""
-    point = ta.solve_1rsb(ta.dot_product(), 4.0, "semantic", order=3, replicates=2)
+    point = ta.solve_1rsb(ta.DotProduct(), 4.0, "semantic", order=3, replicates=2)
     assert not point.rs.jumps and point.elevation == 0 and point.complexity == 0
     np.testing.assert_array_equal(point.overlaps.q1, point.overlaps.q0)
     assert not point.broken and not point.to_dict()["broken"]
@@ -371,7 +371,7 @@ def test_without_jumps_there_is_nothing_to_break():
 @pytest.mark.slow
 def test_ground_state():
     """The ground state lies above the RS state, and its loss is stationary in s."""
-    model = ta.dot_product()
+    model = ta.DotProduct()
     ground = ta.solve_1rsb(model, 1.2515, "positional", order=3, replicates=2)
     assert np.all(ground.replicates.elevation > 1e-7)
     assert abs(ground.mean.loss_by_log_s) < 0.1 * ground.elevation
@@ -383,7 +383,7 @@ def test_ground_state():
     assert np.all(np.abs(states.loss_by_model.lam / half_square - 1) <= states.residual)
 
     def ground_at(sigma):
-        return ta.solve_1rsb(ta.dot_product(sigma=sigma), 1.2515, "positional", order=3, replicates=2)
+        return ta.solve_1rsb(ta.DotProduct(sigma=sigma), 1.2515, "positional", order=3, replicates=2)
 
     np.testing.assert_allclose(
         jax.grad(lambda sigma: ground_at(sigma).train_loss)(0.5), states.loss_by_model.sigma.mean()
@@ -397,7 +397,7 @@ def test_derivatives_of_a_ground_state():
     """Derivatives of a ground state equal differences of solves on other nodes; s is found to a percent."""
 
     def numbers(alpha):
-        states = ta.solve_1rsb(ta.dot_product(), alpha, "positional", order=3, replicates=2).replicates
+        states = ta.solve_1rsb(ta.DotProduct(), alpha, "positional", order=3, replicates=2).replicates
         x = states.overlaps
         return jnp.stack([x.q1[:, 0, 0, 0], x.V[:, 0, 0, 0], x.m[:, 0, 0], states.gen_error, states.energy])
 
@@ -412,7 +412,7 @@ def test_conjugates_are_tilted_averages():
 
     The averages of `solve_1rsb` are not used.
     """
-    model, alpha, N = ta.dot_product(), 1.2515, 40_000
+    model, alpha, N = ta.DotProduct(), 1.2515, 40_000
     state = jax.tree.map(lambda a: a[0], ta.solve_1rsb(model, alpha, "positional", order=3, replicates=2).replicates)
     x, hats, s = state.overlaps, state.conjugates, state.s
     xi, weight = np.polynomial.hermite_e.hermegauss(24)
@@ -451,7 +451,7 @@ def test_conjugates_are_tilted_averages():
 
 @pytest.mark.slow
 def test_a_ground_state_prints():
-    ground = ta.solve_1rsb(ta.dot_product(), 1.2515, "positional", order=3, replicates=2)
+    ground = ta.solve_1rsb(ta.DotProduct(), 1.2515, "positional", order=3, replicates=2)
     assert (
         "1RSB" in str(ground)
         and "exact" not in str(ground)

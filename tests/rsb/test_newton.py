@@ -50,7 +50,7 @@ def test_a_long_step_keeps_its_direction():
 
 
 def _problem(free):
-    return newton.Problem(ta.dot_product(), jnp.asarray(1.0), None, jnp.asarray(free), True, 0.5)
+    return newton.Problem(ta.DotProduct(), jnp.asarray(1.0), None, jnp.asarray(free), True, 0.5)
 
 
 @pytest.mark.parametrize(("moved", "cut"), [("q0", 0.5), ("V", 0.25), ("q1", 0.5), ("theta", 0.5), ("q0", 0.0)])
@@ -94,7 +94,7 @@ def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
 
     monkeypatch.setattr(newton.Problem, "look", look)
     monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
-    problem = newton.Problem(ta.dot_product(), jnp.asarray(1.0), None, jnp.zeros(2), True, 0.5)
+    problem = newton.Problem(ta.DotProduct(), jnp.asarray(1.0), None, jnp.zeros(2), True, 0.5)
     result = run_one(newton.fixed_point(problem, x, jnp.asarray(500.0), None))
     assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
 

@@ -144,7 +144,7 @@ def test_channel_potential_by_a_search_for_jumps():
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_prior_without_breaking_is_that_of_replica_symmetry(rank, random_hats):
-    model, hats = ta.dot_product(rank=rank), random_hats(rank)
+    model, hats = ta.DotProduct(rank=rank), random_hats(rank)
     hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
     rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
     np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
@@ -152,7 +152,7 @@ def test_prior_without_breaking_is_that_of_replica_symmetry(rank, random_hats):
 
 def test_prior_is_a_gaussian_average(random_hats):
     """psi_s = (1/s) E log E exp(s (b + g)^2 / (2 Lam)), where g splits into a part that clusters share and the rest."""
-    model, hats = ta.dot_product(), random_hats()
+    model, hats = ta.DotProduct(), random_hats()
     x, w = np.polynomial.hermite_e.hermegauss(80)
     w = w / w.sum()
     gamma, shared = 0.25, np.sqrt(0.25 * np.sum(hats.q0))
@@ -165,7 +165,7 @@ def test_prior_is_a_gaussian_average(random_hats):
 
 def test_order_parameters_of_isotropic_data(random_hats):
     """For isotropic data V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2 and q1 - q0 = gamma c2 / (Lam D)."""
-    model, hats = ta.dot_product(), random_hats()
+    model, hats = ta.DotProduct(), random_hats()
     x = overlaps(model, hats, S)
     gamma = 0.25
     Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
@@ -178,7 +178,7 @@ def test_order_parameters_of_isotropic_data(random_hats):
 
 
 def test_free_energy_without_breaking(random_hats):
-    model, hats = ta.dot_product(), random_hats()
+    model, hats = ta.DotProduct(), random_hats()
     hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
     x = eqx.tree_at(lambda h: (h.q1, h.q0), random_hats(), (0.05 * jnp.ones((2, 1, 1)), 0.05 * jnp.ones((2, 1, 1))))
     rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
@@ -190,7 +190,7 @@ def test_free_energy_without_breaking(random_hats):
 
 def test_prior_by_the_ridge_is_the_norm_of_the_weights(random_hats):
     """d psi_s / d lam is -tr(Q^T Q) / (2 d), or -q1 / (2 sigma^2) for one token, whatever the conjugates."""
-    model, hats = ta.dot_product(sigma=0.6), random_hats()
+    model, hats = ta.DotProduct(sigma=0.6), random_hats()
     slope = jax.grad(prior)(model, hats, S).lam
     np.testing.assert_allclose(slope, -overlaps(model, hats, S).q1[0, 0, 0] / (2 * 0.36), rtol=1e-9)
 
@@ -198,7 +198,7 @@ def test_prior_by_the_ridge_is_the_norm_of_the_weights(random_hats):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_equations_make_the_free_energy_stationary(rank, random_hats):
     """`overlaps` and `conjugates` are the conditions that Phi_s does not change to first order in either of them."""
-    model, hats, s, alpha = ta.dot_product(rank=rank), random_hats(rank), S, jnp.asarray(1.3)
+    model, hats, s, alpha = ta.DotProduct(rank=rank), random_hats(rank), S, jnp.asarray(1.3)
     x = overlaps(model, hats, s)
     by_hats = jax.grad(lambda hats: free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
     for name, slope in vars(by_hats).items():

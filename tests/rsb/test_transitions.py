@@ -14,20 +14,20 @@ from tiedattn_jax.rsb.fixed_points import BrokenState
 
 
 @pytest.fixture(scope="module")
-def transition(model, lines) -> ta.Transition:
+def transition(model, lines) -> ta.results.Transition:
     return ta.critical_alpha(model, lines)
 
 
 def _numbers(sigma: jax.Array) -> ta.Model:
     """Derivatives in the numbers of the model, zero except for sigma."""
-    zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.dot_product())
+    zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.DotProduct())
     return eqx.tree_at(lambda m: m.sigma, zeros, sigma)
 
 
 def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> BrokenState:
     ones = jnp.ones(len(elevation))
     full = jnp.ones((len(elevation), 2, 1, 1))
-    x = ta.OneRSBOverlaps(full, full, full, full, full[..., 0])
+    x = ta.results.OneRSBOverlaps(full, full, full, full, full[..., 0])
     return BrokenState(
         overlaps=x,
         conjugates=x,
@@ -45,8 +45,8 @@ def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> Br
 
 def test_a_state_without_breaking_says_that_rs_is_exact():
     """A state without breaking says that RS is exact, but not where the search for breaking failed."""
-    point = ta.OneRSBPoint(
-        ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
+    point = ta.results.OneRSBPoint(
+        ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
     )
     failed = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
     assert "replica-symmetric state is exact" in str(point) and "exact" not in str(failed)
@@ -59,7 +59,7 @@ def test_energy_and_complexity_of_a_loss():
     s = jnp.array([2.0, 5.0])
     numbers = s, 1 - 0.2 / s, 0.2 / s
     state = eqx.tree_at(lambda b: (b.s, b.train_loss, b.loss_by_log_s), _state([0, 0], 1.0), numbers)
-    point = ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+    point = ta.results.OneRSBPoint(ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
     np.testing.assert_allclose([point.energy, point.complexity], [1.0, 0.2], rtol=1e-12)
     np.testing.assert_allclose([state.energy, state.complexity], [[1.0] * 2, [0.2] * 2], rtol=1e-12)
 
@@ -75,7 +75,7 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
 
     def solved(model, alpha, branch, **rule):
         assert alpha == transition.alpha and rule["order"] == 7
-        return ta.OneRSBPoint(model, alpha, rs, states[branch], branch, True)
+        return ta.results.OneRSBPoint(model, alpha, rs, states[branch], branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
@@ -91,7 +91,7 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     assert set(shifted.to_dict()["branches"]) == {"positional", "semantic"}
 
 
-def _rs_state(by_alpha: float, by_sigma: float) -> ta.FixedPoint:
+def _rs_state(by_alpha: float, by_sigma: float) -> ta.results.FixedPoint:
     """An RS state of two replicates that agree, with given derivatives of the loss."""
     ones = jnp.ones(2)
     partials = _numbers(by_sigma * ones), by_alpha * ones
@@ -118,12 +118,12 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     def solved(model, alpha, branch, **rule):
         by_alpha, elevation = (2 * alpha, lift * sigma**4) if branch == "positional" else (0.0, 0.0)
         state = _state([elevation, elevation], by_alpha, by_sigma[branch])
-        return ta.OneRSBPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
+        return ta.results.OneRSBPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs_state(alpha, branch))
     rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
-    shifted = ta.transition_1rsb(ta.dot_product(), transition=rs)
+    shifted = ta.transition_1rsb(ta.DotProduct(), transition=rs)
     slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
     np.testing.assert_allclose(shifted.sensitivities.sigma - rs.sensitivities.sigma, slopes[1] - slopes[0], rtol=1e-4)
     np.testing.assert_allclose(shifted.sensitivities_stderr.sigma, rs.sensitivities_stderr.sigma, rtol=1e-9)
@@ -131,14 +131,14 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     assert report["sensitivities"]["sigma"] == shifted.sensitivities.sigma
     assert report["sensitivities_rs"]["sigma"] == 2.0 and report["sensitivities_stderr"]["sigma"] == 0.02
     assert "d/dsigma" in str(shifted) and "RS: 2.000(20)" in str(shifted)
-    gradient = jax.grad(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.dot_product())
+    gradient = jax.grad(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.DotProduct())
     np.testing.assert_allclose(gradient.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     with pytest.raises(TypeError, match="first derivatives only"):
-        jax.hessian(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.dot_product())
+        jax.hessian(lambda m: ta.transition_1rsb(m, transition=rs).alpha)(ta.DotProduct())
     # Replicates that differ have the same mean, and an error bar beside that of the RS theory.
     scatter = jnp.array([-0.05, 0.05])
     by_sigma["positional"] += scatter
-    scattered = ta.transition_1rsb(ta.dot_product(), transition=rs)
+    scattered = ta.transition_1rsb(ta.DotProduct(), transition=rs)
     np.testing.assert_allclose(scattered.sensitivities.sigma, shifted.sensitivities.sigma, rtol=1e-12)
     bar = np.hypot(0.02, ta.error_bar(scatter) / (2 * alpha))
     np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
@@ -152,10 +152,10 @@ def test_a_failure_of_either_theory_is_told(failing):
     def point(name):
         status = jnp.array([0, int(ta.Status.max_steps if failing == name else ta.Status.converged)])
         state = eqx.tree_at(lambda b: b.status, _state([0, 0], 1.0), status)
-        return ta.OneRSBPoint(ta.dot_product(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+        return ta.results.OneRSBPoint(ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
 
     branches = point("first"), point("second")
-    shifted = rsb_transitions._moved(ta.dot_product(), rs, branches, jnp.zeros(2), _numbers(jnp.zeros(2)))
+    shifted = rsb_transitions._moved(ta.DotProduct(), rs, branches, jnp.zeros(2), _numbers(jnp.zeros(2)))
     expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
     assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
 
@@ -169,14 +169,14 @@ def _baseline(monkeypatch, early, late):
     The RS alpha_c and alpha_l lie at .5.
     """
     beaten, rs = 1.0, made.fixed_point(scatter=(0.0, 0.0))
-    model, root = ta.dot_product(sigma=0.05), 0.25**0.5
+    model, root = ta.DotProduct(sigma=0.05), 0.25**0.5
 
     def solved(model, alpha, branch, **rule):
         assert branch == ("positional" if early else "semantic") and rule["order"] == 7
         excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
         state = eqx.tree_at(lambda s: s.gen_error, _state([0.0, 0.0], 0.0), beaten - excess * jnp.ones(2))
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
-        return ta.OneRSBPoint(model, alpha, linear, state, branch, True)
+        return ta.results.OneRSBPoint(model, alpha, linear, state, branch, True)
 
     def zero_path(event, search, guess, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
@@ -186,7 +186,7 @@ def _baseline(monkeypatch, early, late):
         )
 
     def crossing(model, transition):
-        unnamed = ta.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
+        unnamed = ta.results.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
         return made.transition(alpha=root, event="alpha_l", branches=(unnamed,))
 
     def state(beats):
@@ -223,7 +223,7 @@ def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
     monkeypatch.setattr(
         rsb_transitions,
         "solve_1rsb",
-        lambda m, alpha, branch, **rule: ta.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
+        lambda m, alpha, branch, **rule: ta.results.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
     )
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
     crossing, critical = (ta.transition_1rsb(model, e, transition, order=7) for e in ("alpha_l", "alpha_c"))
@@ -283,8 +283,8 @@ def test_bad_event(model):
 def test_a_model_is_refused_before_its_transition_is_searched(monkeypatch):
     monkeypatch.setattr("tiedattn_jax.rsb.transitions.critical_alpha", lambda model: pytest.fail("searched"))
     for model, problem in (
-        (ta.dot_product(penalty=ta.L1(0.01)), "must have no penalty"),
-        (ta.dot_product(dtype="float32"), "must be in float64"),
+        (ta.DotProduct(penalty=ta.L1(0.01)), "must have no penalty"),
+        (ta.DotProduct(dtype="float32"), "must be in float64"),
     ):
         with pytest.raises(ta.InputError, match=f"model {problem}"):
             ta.transition_1rsb(model)

@@ -45,7 +45,9 @@ def forward(point, tangent, free, start, nodes, settings):
     """Numbers at (model, alpha), and their derivatives along a direction in both."""
 
     def values(model, alpha):
-        return numbers(ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None))
+        return numbers(
+            ta.results.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
+        )
 
     return jax.jvp(values, point, tangent)
 
@@ -64,7 +66,7 @@ def moved(point, tangent, step):
 @pytest.mark.parametrize("case", [CASES[0], *JUMPS], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_lines(model, case):
     """On lines fixed points equal the reference to 1e-5, and derivatives the reference and central differences."""
-    nodes = ta.line_nodes(model, 15, replicates=1)
+    nodes = ta.Lines(15, replicates=1).rule(model)
     point, tangent = (model, jnp.asarray(case.alpha, float)), direction(model, alpha=1.0)
     arguments = BRANCHES[case.branch].free(model), state(case), nodes, ta.Settings()
     value, slopes = (a[0] for a in forward(point, tangent, *arguments))
@@ -199,7 +201,7 @@ class Tilted(OneToken):
         return jnp.sum(0.5 * (jnp.sqrt(Z**2 + 1e-8) - 1) ** 2 + self.width * Z)
 
 
-class Descending(type(ta.sobol_nodes(ta.dot_product(), 2).stack)):
+class Descending(type(ta.Sobol(2).rule(ta.DotProduct()).stack)):
     """Nodes at the minimum that a descent from the field finds: a search that compiles quickly."""
 
     def search(self, model, x, block):
@@ -214,7 +216,7 @@ def test_second_derivatives_in_all_modes():
     The nodes lie in two blocks.
     """
     model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(0.7))
-    nodes = ta.sobol_nodes(model, 2**5, replicates=1, block=2**4).replicate(0)
+    nodes = ta.Sobol(2**5, replicates=1, block=2**4).rule(model).replicate(0)
     replicate = Descending(student=nodes.student, teacher=nodes.teacher, weight=nodes.weight, block=nodes.block)
     x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (0.6, 1.3, 0.5)), jnp.zeros((1, 1)))
 
@@ -238,7 +240,7 @@ def test_second_derivatives_in_all_modes():
 def test_second_derivative_of_an_average_over_jumps():
     """Second derivatives of the means of z and z^2 on lines equal those of the exact means over the two sides."""
     model = Tilted(lam=jnp.asarray(0.1), width=jnp.asarray(0.2))
-    replicate = ta.line_nodes(model, lines=2, points=24, replicates=1).replicate(0)
+    replicate = ta.Lines(lines=2, points=24, replicates=1).rule(model).replicate(0)
     block = jax.tree.map(lambda a: a[0], replicate.blocks())
 
     def setting(p):
@@ -272,7 +274,7 @@ def test_second_derivative_of_an_average_over_jumps():
 @pytest.mark.parametrize("modes", [(a, b) for a in MODES for b in MODES], ids=["ff", "fr", "rf", "rr"])
 def test_second_derivative(model, modes):
     """Second derivatives of a solve in sigma and alpha equal differences of first derivatives."""
-    nodes, start = ta.line_nodes(model, 5, replicates=1), state(CASES[0])
+    nodes, start = ta.Lines(5, replicates=1).rule(model), state(CASES[0])
     arguments = BRANCHES["semantic"].free(model), start, nodes, TIGHT
 
     def loss(numbers):
@@ -298,7 +300,7 @@ def test_the_map_on_lines_whose_nodes_are_searched():
 
     When these lines did not move with their jumps, the slope was -2.51 instead of -1.55.
     """
-    model = ta.dot_product(0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9)))
+    model = ta.DotProduct(0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9)))
 
     def image_and_slope(rule, q):
         x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, 0.556, 0.3)), jnp.zeros((2, 1)))
@@ -309,7 +311,7 @@ def test_the_map_on_lines_whose_nodes_are_searched():
         image, jacobian = (np.mean([getattr(a, name) for a in answers], 0) for name in ("image", "jacobian"))
         return image[:6:2], jacobian[:6:2, :2].sum(1)  # q, V and theta of the first token, both q moving
 
-    slope = image_and_slope(ta.line_nodes(model, 9), 0.74)[1]
-    points = ta.sobol_nodes(model, 2**14)
+    slope = image_and_slope(ta.Lines(9).rule(model), 0.74)[1]
+    points = ta.Sobol(2**14).rule(model)
     differences = (image_and_slope(points, 0.78)[0] - image_and_slope(points, 0.70)[0]) / 0.08
     np.testing.assert_allclose(slope, differences, atol=0.12)

@@ -13,7 +13,7 @@ from tiedattn_jax.theory import multistart
 
 @pytest.mark.slow  # the notebook on phase diagrams does the same
 def test_random_starts_find_both_branches(model):
-    rule = ta.line_nodes(model, 5, replicates=1, even=True)
+    rule = ta.Lines(5, replicates=1, even=True).rule(model)
     states = ta.find_states(model, 2.0, rule, count=24)
     assert {"semantic", "positional", "mixed"} <= {f.label for f in states}
     losses = [float(f.train_loss) for f in states]

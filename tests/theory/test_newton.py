@@ -38,7 +38,7 @@ BEST, CURRENT = {"best_residual": "residual", "best_length": "length"}, ("v", "i
 
 def iterate(**values):
     """An iterate of the semantic branch with some numbers set: of the best place, of the current one, or of neither."""
-    s = newton_for(ta.dot_product()).begin(Coordinates(ta.dot_product(), FREE).pack(state(CASES[0])), NO_EVALUATION)
+    s = newton_for(ta.DotProduct()).begin(Coordinates(ta.DotProduct(), FREE).pack(state(CASES[0])), NO_EVALUATION)
     values = {name: jnp.asarray(value) for name, value in values.items()}
     best = {BEST[name]: values.pop(name) for name in list(values) if name in BEST}
     current = {name: values.pop(name) for name in list(values) if name in CURRENT}
@@ -146,7 +146,7 @@ def test_a_violent_map(lines):
 
     Explicit ones, .2 of the way, go back and forth for ever.
     """
-    model = ta.dot_product(0.897, 0.154, 0.000546, [[0.55, 0.45], [0.42, 0.58]])
+    model = ta.DotProduct(0.897, 0.154, 0.000546, [[0.55, 0.45], [0.42, 0.58]])
     point = ta.solve(model, 13.9, None, lines)
     assert int(point.status) == ta.Status.converged and float(point.diagnostics.growth_m) < -30
     np.testing.assert_allclose(abs(point.overlaps.m), 0.337, rtol=0.02)
@@ -180,7 +180,7 @@ def test_a_violent_map(lines):
     ids=["no student", "V of the start", "pitchfork", "close"],
 )  # fmt: skip
 def test_starts_far_from_the_state(lines, numbers, alpha, branch, expected):
-    point = ta.solve(ta.dot_product(**numbers), alpha, branch, lines)
+    point = ta.solve(ta.DotProduct(**numbers), alpha, branch, lines)
     if expected is None:
         assert int(point.status) == ta.Status.absent
         return
@@ -196,8 +196,8 @@ def test_a_student_that_cut_steps_shrink_is_not_absent():
     Training (d = 800) ends at m = .482, .491, .490 and losses .0495, .0496, .0491.
     """
     mixing = 0.4 * np.eye(3) + 0.2
-    model = ta.dot_product(0.6, mixing=mixing, encodings=np.linspace(-1, 1, 3)[:, None])
-    point = ta.solve(model, 4.0, "positional", ta.sobol_nodes(model, 2**10, replicates=1))
+    model = ta.DotProduct(0.6, mixing=mixing, encodings=np.linspace(-1, 1, 3)[:, None])
+    point = ta.solve(model, 4.0, "positional", ta.Sobol(2**10, replicates=1).rule(model))
     assert bool(point.ok)
     np.testing.assert_allclose(abs(point.overlaps.m[0]), 0.486, rtol=0.01)
     np.testing.assert_allclose(point.train_loss, 0.0494, rtol=0.01)
@@ -208,7 +208,7 @@ def test_an_order_parameter_that_scatter_keeps_alive(lines, nodes):
 
     Lines of order 5, half of which have too many jumps, report an unresolved state.
     """
-    model = ta.dot_product(0.47121183, 0.470216305, 0.003503289, ((0.75582889, 0.24417111), (0.074889422, 0.925110578)))
+    model = ta.DotProduct(0.47121183, 0.470216305, 0.003503289, ((0.75582889, 0.24417111), (0.074889422, 0.925110578)))
     for rule, status in ((lines, ta.Status.unresolved), (nodes, ta.Status.absent)):
         assert ta.solve(model, 1.4717455734, "semantic", rule).status == status
 

@@ -12,7 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.averages.rules import Jumps, Points, average
+from tiedattn_jax.averages.rules import Jumps, Points, Rule, average
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
@@ -68,7 +68,7 @@ def test_moments_of_growths_at_given_nodes(rank):
 
     g = V^{-1} (z - h), and s = Sigma^{-1} (h - mean) with the law of the fields h given those of the teacher, y.
     """
-    rng, N, model = np.random.default_rng(0), 7, ta.dot_product(rank=rank, teacher=0.7)
+    rng, N, model = np.random.default_rng(0), 7, ta.DotProduct(rank=rank, teacher=0.7)
     root, response = rng.standard_normal((2, 2, rank, rank)) + 2 * np.eye(rank)
     x = ta.Overlaps(*(jnp.asarray(a @ np.swapaxes(a, 1, 2)) for a in (root, response)),
                     *(jnp.asarray(0.1 * rng.standard_normal((2, rank, *shape))) for shape in ((1,), ())))  # fmt: skip
@@ -94,7 +94,7 @@ def test_growths_are_eigenvalues_of_the_map(model):
 
     theta and m decouple there.
     """
-    nodes = ta.line_nodes(model, 9, replicates=1, even=True)
+    nodes = ta.Lines(9, replicates=1, even=True).rule(model)
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
     fp = ta.solve(model, alpha, "uninformed", nodes, start=BRANCHES["uninformed"].start(model))
     v = Coordinates(model, free).pack(fp.overlaps)
@@ -107,7 +107,7 @@ def test_growths_are_eigenvalues_of_the_map(model):
 @jax.jit
 def moved_growths(s, x, alpha, replicate):
     """Growths with sigma, q, V and alpha multiplied by 1 + s, where s has shape (4,)."""
-    model = ta.dot_product(sigma=0.5 * (1 + s[0]))
+    model = ta.DotProduct(sigma=0.5 * (1 + s[0]))
     overlaps = ta.Overlaps(x.q * (1 + s[1]), x.V * (1 + s[2]), x.theta, x.m)
     return jnp.stack(growths_in(model, alpha * (1 + s[3]), overlaps, replicate, jnp.array([1.0, 0.0])))
 
@@ -120,7 +120,7 @@ def growth_slopes(*arguments):
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_derivatives_of_growths(model, case):
     """Derivatives of growths at fixed overlaps, jumps included, equal central differences."""
-    arguments = state(case), jnp.asarray(case.alpha, float), ta.line_nodes(model, 9, replicates=1).replicate(0)
+    arguments = state(case), jnp.asarray(case.alpha, float), ta.Lines(9, replicates=1).rule(model).replicate(0)
     slopes = growth_slopes(*arguments)
     for k in range(4):
         step = 2e-3 * jnp.eye(4)[k]
@@ -131,11 +131,11 @@ def test_derivatives_of_growths(model, case):
 def test_implicit_gradient_of_a_function_of_the_state(model):
     """The implicit gradient d (alpha V) / d omega along the semantic branch equals central differences of solves."""
     case, alpha, free = CASES[0], jnp.array(2.0), BRANCHES["semantic"].free(model)
-    rule = ta.line_nodes(model, 9, replicates=1, even=True)
+    rule = ta.Lines(9, replicates=1, even=True).rule(model)
     settings = ta.Settings(tol=1e-9)
 
     def V(omega):
-        changed_model = ta.dot_product(omega=omega)
+        changed_model = ta.DotProduct(omega=omega)
         return ta.solve(changed_model, alpha, "semantic", rule, start=state(case), settings=settings).overlaps
 
     x = V(0.3)
@@ -159,7 +159,7 @@ def test_second_minima_below_a_gap(model, nodes):
     x, gap = state(CASES[4]), 3e-3
     points = jax.jit(points_in)(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
     expected = (points.gap < gap) @ points.weight
-    rule = ta.Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
+    rule = Rule(jax.tree.map(lambda a: a[None], nodes.coarse), nodes.coarse)
     share = second_minimum_share(model, x, rule, gap).value
     np.testing.assert_allclose(share, expected, rtol=1e-10)
     assert 0.003 < share < 0.9 * second_minimum_share(model, x, rule, 2 * gap).value
@@ -175,7 +175,7 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
         trace = property(lambda self: jnp.array([0.1, 0.2]))
 
     unequal = Unequal(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
-    rule = ta.line_nodes(model, 5, replicates=1)
+    rule = ta.Lines(5, replicates=1).rule(model)
     replicate = rule.replicate(0)
     blocks = [jax.tree.map(lambda a, k=k: a[k], replicate.blocks()) for k in range(len(replicate.blocks()[0]))]
     parts = [replicate.quadrature(block)[1:] for block in blocks]
@@ -188,7 +188,7 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
 
 
 def test_the_baseline_does_not_see_blocks(model):
-    whole, split = (ta.sobol_nodes(model, 2**10, replicates=1, block=size) for size in (2**10, 2**8))
+    whole, split = (ta.Sobol(2**10, replicates=1, block=size).rule(model) for size in (2**10, 2**8))
     whole_error, split_error = (ta.gen_error_linear(model, nodes).value for nodes in (whole, split))
     np.testing.assert_allclose(whole_error, split_error, rtol=1e-10)
 

@@ -18,7 +18,7 @@ from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior, weight_fields, weight_law
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
-HATS = ta.Conjugates(
+HATS = ta.results.Conjugates(
     jnp.full((2, 1, 1), 1.3e-4), jnp.full((2, 1, 1), 0.024), jnp.full((2, 1, 1), 0.011), jnp.array([[3e-3], [-2e-3]])
 )
 
@@ -38,7 +38,7 @@ def exact_prior(model, hats):
 
 
 def test_single_precision():
-    model = ta.dot_product(penalty=ta.L1(8e-3))
+    model = ta.DotProduct(penalty=ta.L1(8e-3))
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, HATS))
     for a, b in zip(*(jax.tree.leaves(averages(*t)) for t in (single, (model, HATS))), strict=True):
         assert a.dtype == jnp.float32
@@ -74,7 +74,7 @@ def test_closed_form_of_the_elastic_net(strength):
 
     A fifth to nearly all of the weights are zero.
     """
-    model = ta.dot_product(penalty=ta.L1(strength))
+    model = ta.DotProduct(penalty=ta.L1(strength))
     values, exact = slopes(model, HATS)
     for a, b in zip(jax.tree.leaves(values), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-18)
@@ -87,8 +87,8 @@ def test_closed_form_of_the_elastic_net(strength):
 
 def test_ridge_as_a_penalty():
     """A quadratic penalty acts as a larger ridge in every prediction; an L1 penalty of strength zero does nothing."""
-    ridge, no_penalty = ta.dot_product(lam=0.014), ta.dot_product(lam=0.014, penalty=ta.L1(0.0))
-    quadratic = ta.dot_product(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
+    ridge, no_penalty = ta.DotProduct(lam=0.014), ta.DotProduct(lam=0.014, penalty=ta.L1(0.0))
+    quadratic = ta.DotProduct(lam=0.01, penalty=Quadratic(jnp.asarray(0.004)))
     ta.check(quadratic)
     expected, *results = ((averages(m, HATS), diagnosed(m, HATS)) for m in (ridge, quadratic, no_penalty))
     for result in results:
@@ -102,10 +102,10 @@ def hats_of(correlation, theta=(0.011, 0.006), m=(3e-3, 1e-3)):
     q, V = (jnp.stack([scale * correlations] * 2) for scale in (1.3e-4, 0.024))
     V = V * jnp.array([[1.0, -0.2], [-0.2, 1.0]])
     m = jnp.array([m, [-x for x in m]])
-    return ta.Conjugates(q, V, jnp.stack([jnp.asarray(theta)[:, None]] * 2), m)
+    return ta.results.Conjugates(q, V, jnp.stack([jnp.asarray(theta)[:, None]] * 2), m)
 
 
-untied = ta.untied_dot_product(tied_teacher=True, penalty=ta.L1(4e-3))
+untied = ta.UntiedDotProduct(tied_teacher=True, penalty=ta.L1(4e-3))
 averages = jax.jit(lambda model, hats: (prior(model, hats), overlaps(model, hats)))
 
 
@@ -113,8 +113,10 @@ def test_columns_apart_are_weights_of_their_own():
     """Columns with independent fields behave as separate weights: one sees the teacher, the other one the encodings."""
     hats = hats_of(0.0, (0.011, 0.0), (0.0, 3e-3))
     parts = [jax.tree.map(lambda a, k=k: a[:, k : k + 1], hats) for k in range(2)]
-    parts = [ta.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)]
-    single = ta.dot_product(penalty=ta.L1(4e-3))
+    parts = [
+        ta.results.Conjugates(*(a[:, :, k : k + 1] for a in (x.q, x.V)), x.theta, x.m) for k, x in enumerate(parts)
+    ]
+    single = ta.DotProduct(penalty=ta.L1(4e-3))
     psi, joint = averages(untied, hats)
     singles = [averages(single, part) for part in parts]
     np.testing.assert_allclose(psi, sum(value for value, _ in singles), rtol=1e-10)
@@ -158,8 +160,8 @@ def test_averages_over_two_columns(correlation):
 
 def test_a_quadratic_penalty_of_two_columns_is_a_ridge():
     hats = hats_of(0.5)
-    ridge = ta.untied_dot_product(lam=0.014, tied_teacher=True)
-    quadratic = ta.untied_dot_product(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
+    ridge = ta.UntiedDotProduct(lam=0.014, tied_teacher=True)
+    quadratic = ta.UntiedDotProduct(lam=0.01, tied_teacher=True, penalty=Quadratic(jnp.asarray(0.004)))
     for result, expected in zip(*(jax.tree.leaves(averages(m, hats)) for m in (quadratic, ridge)), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-8)
 
@@ -168,17 +170,17 @@ def with_another(hats, m):
     """Add a column with independent fields and without a share in the teacher."""
     wider = [(0, 0), (0, 1), (0, 1)]
     q, V = (jnp.pad(a, wider) + jnp.diag(jnp.array([0.0, 0.0, a[0, 0, 0]])) for a in (hats.q, hats.V))
-    return ta.Conjugates(q, V, jnp.pad(hats.theta, [*wider[:2], (0, 0)]), jnp.column_stack([hats.m, m]))
+    return ta.results.Conjugates(q, V, jnp.pad(hats.theta, [*wider[:2], (0, 0)]), jnp.column_stack([hats.m, m]))
 
 
 @pytest.mark.parametrize("correlation", [-0.9, 0.5])
 def test_a_column_apart_of_three(correlation):
     """A third, independent column leaves the other two unchanged and acts as a single weight, in prior and overlaps."""
     pair, m = hats_of(correlation), jnp.zeros(2)
-    three_columns, one_column = (ta.dot_product(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
+    three_columns, one_column = (ta.DotProduct(rank=k, penalty=ta.L1(4e-3)) for k in (3, 1))
     hats = with_another(pair, m)
-    third_hats = ta.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
-    two_columns = ta.dot_product(rank=2, penalty=ta.L1(4e-3))
+    third_hats = ta.results.Conjugates(hats.q[:, 2:, 2:], hats.V[:, 2:, 2:], hats.theta[:, 2:], hats.m[:, 2:])
+    two_columns = ta.DotProduct(rank=2, penalty=ta.L1(4e-3))
     (psi, joint), (of_pair, a), (of_third, b) = (
         averages(*c) for c in ((three_columns, hats), (two_columns, pair), (one_column, third_hats))
     )
@@ -197,7 +199,7 @@ def test_derivatives_of_three_columns():
     """
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
 
-    model = ta.dot_product(rank=3, penalty=ta.L1(4e-3))
+    model = ta.DotProduct(rank=3, penalty=ta.L1(4e-3))
 
     @jax.jit
     def value_at(s):
@@ -216,14 +218,14 @@ def test_derivatives_of_three_columns():
 
 def test_quadratic_penalty_of_three_columns():
     hats = with_another(hats_of(0.5), jnp.array([2e-3, -2e-3]))
-    ridge, quadratic = ta.dot_product(rank=3, lam=0.014), ta.dot_product(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
+    ridge, quadratic = ta.DotProduct(rank=3, lam=0.014), ta.DotProduct(rank=3, penalty=Quadratic(jnp.asarray(0.004)))
     for result, expected in zip(*(jax.tree.leaves(averages(m, hats)) for m in (quadratic, ridge)), strict=True):
         np.testing.assert_allclose(result, expected, atol=3e-6 * jnp.max(jnp.abs(expected)))
 
 
 def test_columns_that_are_turned_have_another_penalty():
     for penalty, turns in ((None, 1), (ta.L1(0.01), 0)):
-        model = ta.dot_product(rank=2, penalty=penalty)
+        model = ta.DotProduct(rank=2, penalty=penalty)
         branch = BRANCHES["semantic"]
         coordinates = Coordinates(model, branch.free(model))
         x = branch.start(model)
@@ -271,7 +273,7 @@ def test_a_law_of_samples_is_the_law_that_they_are_drawn_from():
             cross = law.tau_mean[:, :, None] * pi[:, None]
             return dataclasses.replace(law, weights=weights, pi=(pi**2)[..., None], cross=cross, pi_mean=pi)
 
-    model = ta.dot_product(penalty=ta.L1(8e-3))
+    model = ta.DotProduct(penalty=ta.L1(8e-3))
     sampled = Sampled(**vars(model))
     ta.check(sampled)
     result, expected, gaussian = (averages(m, HATS)[1] for m in (sampled, sparse(model), model))
@@ -284,14 +286,14 @@ def numbers(model, nodes, start):
     """Numbers of the semantic state at alpha = 3, and the fixed point."""
     free = BRANCHES["semantic"].free(model)
     settings, alpha = ta.Settings(tol=1e-10, max_steps=8), jnp.array(3.0)
-    fp = ta.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
+    fp = ta.results.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
     x = fp.overlaps
     return jnp.stack([x.q[0, 0, 0], x.V[0, 0, 0], x.theta[0, 0, 0], fp.train_loss, fp.gen_error]), fp
 
 
 def solved(nodes, program):
     """A model, a start at its state on `nodes`, and a unit change of each of its two strengths."""
-    net = ta.dot_product(lam=0.005, penalty=ta.L1(0.005))
+    net = ta.DotProduct(lam=0.005, penalty=ta.L1(0.005))
     first = program(net, nodes, BRANCHES["semantic"].start(net))[0]
     start = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in first[:3]), jnp.zeros((2, 1)))
     zeros = jax.tree.map(jnp.zeros_like, net)
@@ -301,7 +303,7 @@ def solved(nodes, program):
 
 def test_training_loss_of_a_solved_state():
     """Two routes give the same training loss; its partial derivatives in both strengths equal central differences."""
-    nodes, program = ta.sobol_nodes(ta.dot_product(), 2**12, replicates=1), jax.jit(numbers)
+    nodes, program = ta.Sobol(2**12, replicates=1).rule(ta.DotProduct()), jax.jit(numbers)
     net, start, changes = solved(nodes, program)
     value, fp = program(net, nodes, start)
     np.testing.assert_allclose(fp.diagnostics.train_loss_direct, value[3], rtol=1e-7)
@@ -313,7 +315,7 @@ def test_training_loss_of_a_solved_state():
 @pytest.mark.slow
 def test_derivatives_of_a_fixed_point():
     """Derivatives of a fixed point in both strengths equal central differences."""
-    nodes = ta.line_nodes(ta.dot_product(), 15, replicates=1)
+    nodes = ta.Lines(15, replicates=1).rule(ta.DotProduct())
     program = jax.jit(lambda *a: (numbers(*a)[0],))
     net, start, changes = solved(nodes, program)
     slopes = jax.jit(lambda net, tangent: jax.jvp(lambda m: numbers(m, nodes, start)[0], (net,), (tangent,))[1])

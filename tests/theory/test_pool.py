@@ -155,16 +155,16 @@ def test_settings_of_context_managers_are_kept():
 
 @pytest.fixture(scope="module")
 def problem(model):
-    rule = ta.line_nodes(model, 3, replicates=2)
+    rule = ta.Lines(3, replicates=2).rule(model)
     return Problem(model, jnp.array(2.0), rule, BRANCHES["semantic"].free(model), ta.Settings())
 
 
 def branches(problem):
     """Paths of a state that exists, the same on other lines, of an absent one and of another model."""
-    other_lines = ta.line_nodes(problem.model, 3, replicates=2, seed=1)
+    other_lines = ta.Lines(3, replicates=2, seed=1).rule(problem.model)
     settings = (0.5, 2.0, problem.nodes), (0.5, 2.0, other_lines), (0.5, 0.05, problem.nodes), (0.45, 1.5, other_lines)
     for sigma, alpha, lines in settings:
-        model = ta.dot_product(sigma=sigma)
+        model = ta.DotProduct(sigma=sigma)
         variant = problem._replace(model=model, alpha=jnp.asarray(alpha), nodes=lines)
         yield variant.solve_from_far(branch_start(model, "semantic"))
 
@@ -214,7 +214,7 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
 @pytest.mark.parametrize("count", [1, 3])
 def test_lanes_fill_half_of_the_memory(problem, count):
     """Ten lanes fit if half of the memory holds all nodes and ten times a lane, which has a replicate of its own."""
-    points = problem._replace(nodes=ta.sobol_nodes(problem.model, 2**12, replicates=2))
+    points = problem._replace(nodes=ta.Sobol(2**12, replicates=2).rule(problem.model))
     lane = points.lane(branch_start(problem.model, "semantic"))
     rule = sum(a.nbytes for a in jax.tree.leaves(lane.rule.stack))
     enough = 2 * (rule + 10 * (1024 * min(lane.rule.size, block_size()) + rule / 2)) / count

@@ -42,7 +42,7 @@ def gradient_and_oracle(model, x, alpha, nodes):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.branch} {c.alpha}")
 def test_gradient_is_the_stein_form(model, case):
-    gradient, oracle = gradient_and_oracle(model, state(case), case.alpha, ta.sobol_nodes(model, 2**13, replicates=8))
+    gradient, oracle = gradient_and_oracle(model, state(case), case.alpha, ta.Sobol(2**13, replicates=8).rule(model))
     gap = jnp.mean(gradient - oracle, 0)
     bar = jnp.std(gradient - oracle, 0, ddof=1) / 8**0.5
     assert np.all(np.abs(gap) <= 4 * bar + 1e-15), (gap, bar)
@@ -52,7 +52,7 @@ def test_gradient_is_the_stein_form(model, case):
 
 def test_a_reverse_pass_searches_no_more(model):
     """A reverse pass reuses the minimisers: it adds no loop with a condition, which only the search has."""
-    x, replicate = state(CASES[0]), ta.sobol_nodes(model, 64).coarse
+    x, replicate = state(CASES[0]), ta.Sobol(64).rule(model).coarse
 
     def value(model):
         return channel(model, x, replicate)
@@ -89,7 +89,7 @@ def test_single_precision(model, nodes):
 
 
 def test_ridge_prior_is_the_written_out_form(model):
-    hats = ta.Conjugates(*(jnp.asarray(v) for v in (
+    hats = ta.results.Conjugates(*(jnp.asarray(v) for v in (
         np.full((2, 1, 1), 1.3e-4), np.full((2, 1, 1), 0.024), np.full((2, 1, 1), 0.011), np.array([[0.003], [-0.003]])
     )))  # fmt: skip
     x = overlaps(model, hats)
@@ -113,7 +113,7 @@ def test_a_teacher_along_the_encodings(model):
 
     crossed = Crossed(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     mhat, thetahat, qhat, Vhat = np.array([0.003, -0.001]), np.array([0.02, 0.01]), 1e-4, 0.024
-    hats = ta.Conjugates(
+    hats = ta.results.Conjugates(
         *(jnp.full((2, 1, 1), a) for a in (qhat, Vhat)),
         jnp.asarray(thetahat[:, None, None]),
         jnp.asarray(mhat[:, None]),
@@ -134,7 +134,7 @@ def test_two_point_spectrum_averages_over_its_atoms(model):
     two_points = TwoPoints(
         **{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
     )
-    hats = ta.Conjugates(*(jnp.asarray(v) for v in (
+    hats = ta.results.Conjugates(*(jnp.asarray(v) for v in (
         np.full((2, 1, 1), 1e-4), np.full((2, 1, 1), 0.02), np.full((2, 1, 1), 0.01), np.array([[0.003], [-0.001]])
     )))  # fmt: skip
     expected = 0.0

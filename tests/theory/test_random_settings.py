@@ -25,7 +25,7 @@ def draws():
         mixing = rng.uniform(size=(2, 2))
         alpha = 10 ** rng.uniform(np.log10(0.05), np.log10(20))
         branch = list(BRANCHES)[rng.integers(4)]
-        yield ta.dot_product(omega, sigma, lam, mixing / mixing.sum(1, keepdims=True)), alpha, branch
+        yield ta.DotProduct(omega, sigma, lam, mixing / mixing.sum(1, keepdims=True)), alpha, branch
 
 
 def confirmed(point, witness):
@@ -70,9 +70,9 @@ def confirmed_absent(point, rule):
 
 
 def test_statuses():
-    standard = ta.dot_product()
-    lines, points = ta.line_nodes(standard, 5), ta.sobol_nodes(standard, 2**14)
-    witness = ta.sobol_nodes(standard, 2**14, seed=1, replicates=2)
+    standard = ta.DotProduct()
+    lines, points = ta.Lines(5).rule(standard), ta.Sobol(2**14).rule(standard)
+    witness = ta.Sobol(2**14, seed=1, replicates=2).rule(standard)
     table = {}
     for k, (model, alpha, branch) in enumerate(draws()):
         start = time.perf_counter()

@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -35,7 +36,7 @@ ALPHAS = st.floats(1.8, 2.4)  # both branches exist at all these settings
 # Rules are no fixtures: hypothesis would print all their nodes.
 @cache
 def lines(even=False):
-    return ta.line_nodes(ta.dot_product(), 5, even=even, replicates=2 if even else 4)
+    return ta.Lines(5, even=even, replicates=2 if even else 4).rule(ta.DotProduct())
 
 
 def solved(*arguments, **options):
@@ -57,7 +58,7 @@ def assert_states(point, expected, rtol=1e-7, **factors):
 @given(SETTINGS, ALPHAS, BRANCHES)
 def test_the_mirrored_student(numbers, alpha, branch):
     """Starts with the opposite theta and m give the mirrored state, with equal losses, on a rule of this parity."""
-    model = ta.dot_product(**numbers)
+    model = ta.DotProduct(**numbers)
     point = solved(model, alpha, branch, lines(even=True))
     x = point.overlaps
     mirrored = solved(model, alpha, branch, lines(even=True), start=ta.Overlaps(x.q, x.V, -x.theta, -x.m))
@@ -72,8 +73,8 @@ def test_units(numbers, alpha, branch, c):
     With sigma and the encodings c times as large, a student and a teacher that are 1 / c times as large have the same
     fields. All errors are then c^2 times as large, and so is the ridge term if lam is c^4 times as large.
     """
-    point = solved(ta.dot_product(**numbers), alpha, branch, lines())
-    scaled = ta.dot_product(
+    point = solved(ta.DotProduct(**numbers), alpha, branch, lines())
+    scaled = ta.DotProduct(
         omega=numbers["omega"],
         sigma=c * numbers["sigma"],
         lam=c**4 * numbers["lam"],
@@ -91,7 +92,7 @@ def test_units(numbers, alpha, branch, c):
 def test_the_sign_of_the_encodings(numbers, alpha, branch):
     """The theory knows the inner products of the encodings alone."""
     first, second = (
-        solved(ta.dot_product(**numbers, encodings=p), alpha, branch, lines())
+        solved(ta.DotProduct(**numbers, encodings=p), alpha, branch, lines())
         for p in ([[1.0], [-1.0]], [[-1.0], [1.0]])
     )
     assert_states(second, first, rtol=0)
@@ -111,8 +112,8 @@ def split_law(law, share):
 @given(SETTINGS, ALPHAS, BRANCHES, st.floats(0.05, 0.95))
 def test_an_atom_in_two_parts(numbers, alpha, branch, share):
     """An atom of the spectral law that is split into two, of any shares, changes nothing."""
-    model = ta.dot_product(**numbers)
-    parts = ta.dot_product(numbers["omega"], lam=numbers["lam"], spectrum=split_law(model.law(), share))
+    model = ta.DotProduct(**numbers)
+    parts = ta.DotProduct(numbers["omega"], lam=numbers["lam"], spectrum=split_law(model.law(), share))
     point = solved(model, alpha, branch, lines())
     assert_states(solved(parts, alpha, branch, lines(), start=point.overlaps), point)
 
@@ -134,10 +135,10 @@ def test_tokens_in_another_order(order, omega):
             pi=jnp.ones((1, 1, 1)),
             cross=jnp.zeros((1, 3, 1)),
         )
-        return ta.dot_product(omega, mixing=MIXING[np.ix_(order, order)], spectrum=law)
+        return ta.DotProduct(omega, mixing=MIXING[np.ix_(order, order)], spectrum=law)
 
     order, straight = np.array(order), np.arange(3)
-    rule = ta.sobol_nodes(layer(straight), 2**7, replicates=2)
+    rule = ta.Sobol(2**7, replicates=2).rule(layer(straight))
 
     def permuted(nodes):
         return dataclasses.replace(
@@ -147,7 +148,7 @@ def test_tokens_in_another_order(order, omega):
     point = solved(layer(straight), 3.0, "positional", rule)
     x = point.overlaps
     start = ta.Overlaps(x.q[order], x.V[order], x.theta[order], x.m[order])
-    other = solved(layer(order), 3.0, "positional", ta.Rule(permuted(rule.stack), permuted(rule.coarse)), start=start)
+    other = solved(layer(order), 3.0, "positional", Rule(permuted(rule.stack), permuted(rule.coarse)), start=start)
     by_token = {name: lambda a: a[:, order] for name in ("q", "V", "theta", "m")}
     assert_states(other, point, rtol=1e-6, **by_token)
 
@@ -156,16 +157,16 @@ def test_tokens_in_another_order(order, omega):
 @given(st.permutations(range(2**10)), st.permutations(range(2)), BRANCHES)
 def test_nodes_and_replicates_in_another_order(nodes_order, replicates_order, branch):
     """Permuted replicates have permuted states, bit by bit; permuted nodes of all replicates have equal states."""
-    model = ta.dot_product()
-    rule = ta.sobol_nodes(model, 2**10, replicates=2)
+    model = ta.DotProduct()
+    rule = ta.Sobol(2**10, replicates=2).rule(model)
     point = solved(model, 2.0, branch, rule)
     replicates_order, nodes_order = np.array(replicates_order), np.array(nodes_order)
-    swapped = ta.Rule(jax.tree.map(lambda a: a[replicates_order], rule.stack), rule.coarse)
+    swapped = Rule(jax.tree.map(lambda a: a[replicates_order], rule.stack), rule.coarse)
     other = solved(model, 2.0, branch, swapped)
     for a, b in zip(jax.tree.leaves(other.replicates), jax.tree.leaves(point.replicates), strict=True):
         np.testing.assert_array_equal(a, b[replicates_order])
     np.testing.assert_allclose(other.stderr.train_loss, point.stderr.train_loss, rtol=1e-9)
-    shuffled = ta.Rule(jax.tree.map(lambda a: a[..., nodes_order], rule.stack), rule.coarse)
+    shuffled = Rule(jax.tree.map(lambda a: a[..., nodes_order], rule.stack), rule.coarse)
     assert_states(solved(model, 2.0, branch, shuffled, start=point.overlaps), point, rtol=1e-5)
 
 
@@ -173,8 +174,8 @@ def test_nodes_and_replicates_in_another_order(nodes_order, replicates_order, br
 @given(st.floats(0.3, 1.3))
 def test_rotated_columns(angle):
     """Rotated columns of a start are rotated columns of its state, with equal losses, within the error bars."""
-    model = ta.dot_product(rank=2)
-    rule = ta.sobol_nodes(model, 2**10, replicates=4)
+    model = ta.DotProduct(rank=2)
+    rule = ta.Sobol(2**10, replicates=4).rule(model)
     point = ta.solve(model, 2.0, "semantic", rule)
     (c, s), x = (np.cos(angle), np.sin(angle)), point.overlaps
     O = jnp.array([[c, -s], [s, c]])
@@ -226,13 +227,13 @@ def test_slopes_are_differences(omega, sigma, lam, alpha, share):
     rule, place = lines(), np.array([omega, sigma, lam, alpha])
 
     def point(omega, sigma, lam, alpha):
-        return ta.solve(ta.dot_product(omega, sigma, lam), alpha, "semantic", rule, start=start, settings=TIGHT)
+        return ta.solve(ta.DotProduct(omega, sigma, lam), alpha, "semantic", rule, start=start, settings=TIGHT)
 
     def values(*place):
         states = point(*place).replicates
         return states.train_loss + share * states.overlaps.q[:, 0, 0, 0]
 
-    start = ta.solve(ta.dot_product(omega, sigma, lam), alpha, "semantic", rule).overlaps
+    start = ta.solve(ta.DotProduct(omega, sigma, lam), alpha, "semantic", rule).overlaps
     slopes = np.array(jax.grad(lambda *place: jnp.mean(values(*place)), (0, 1, 2, 3))(*place))
     step = 1e-3 * place * [1, -1, 1, 1]
     differences = (values(*place + step) - values(*place - step)) / 2

@@ -9,6 +9,7 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.base.report import Status
 from tiedattn_jax.model.overlaps import BRANCHES, admissible
@@ -45,7 +46,7 @@ def test_error_bars_are_honest(model, case):
     """In twenty independent runs of four replicates the truth lies within two error bars nine times in ten."""
     within = []
     for seed in range(20):
-        fp = ta.solve(model, case.alpha, case.branch, ta.line_nodes(model, 5, seed=seed), start=state(case))
+        fp = ta.solve(model, case.alpha, case.branch, ta.Lines(5, seed=seed).rule(model), start=state(case))
         comparisons = [
             *((numbers(fp.overlaps)[k], numbers(fp.stderr.overlaps)[k], getattr(case, k)) for k in names),
             (fp.train_loss, fp.stderr.train_loss, case.train_loss),
@@ -59,7 +60,7 @@ def test_error_bars_are_honest(model, case):
 @pytest.mark.parametrize(("order", "error"), [(5, 5e-4), (7, 2e-4), (9, 4e-5)])
 def test_errors_of_the_orders(model, order, error):
     """The docstring of `line_nodes` and the pages on precision and jumps state these errors of order parameters."""
-    nodes, masses = ta.line_nodes(model, order), []
+    nodes, masses = ta.Lines(order).rule(model), []
     for case in CASES:
         fp = ta.solve(model, case.alpha, case.branch, nodes, start=state(case))
         names = "q", "V", "m" if case.m else "theta"
@@ -103,8 +104,8 @@ def test_sign_quotient(model, nodes, solved):
 
 def test_swapping_the_tokens(nodes):
     """Relabelling the tokens, with A's rows and columns, changes no loss; only the encodings change their sign."""
-    a = ta.dot_product(mixing=[[0.7, 0.3], [0.2, 0.8]])
-    b = ta.dot_product(mixing=[[0.8, 0.2], [0.3, 0.7]])
+    a = ta.DotProduct(mixing=[[0.7, 0.3], [0.2, 0.8]])
+    b = ta.DotProduct(mixing=[[0.8, 0.2], [0.3, 0.7]])
     f, g = (ta.solve(m, 2.0, "positional", nodes) for m in (a, b))
     assert f.ok and g.ok
     assert abs(f.train_loss - g.train_loss) <= 4 * (f.stderr.train_loss + g.stderr.train_loss)
@@ -112,7 +113,7 @@ def test_swapping_the_tokens(nodes):
 
 
 def test_purely_positional_target_has_no_semantic_state(nodes):
-    fp = ta.solve(ta.dot_product(omega=1.0), 2.0, "semantic", nodes)
+    fp = ta.solve(ta.DotProduct(omega=1.0), 2.0, "semantic", nodes)
     assert not bool(fp.ok)
     np.testing.assert_allclose(fp.gen_error_linear, 0, atol=1e-15)
 
@@ -141,7 +142,7 @@ def test_what_replicates_say_together(solved):
     assert not bool(eqx.tree_at(lambda p: p.replicates.status, mixed, jnp.array([0, 3, 3, 3])).exists)
 
 
-WIDE = ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0], [0.0], [1.0]]))
+WIDE = ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=np.array([[-1.0], [0.0], [1.0]]))
 
 
 def stub_solve(monkeypatch, lines, points=(0, 0.0)):
@@ -164,7 +165,9 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     point = solving._refined(
         solving.Request(model, jnp.array(2.0), "semantic", None, None, ta.Settings(tol=4e-5)), 4e-4
     )
-    assert [size for _, size, *_ in requests] == [ta.default_nodes(model, n).size for n in (2**14, 2**15, 2**16)]
+    assert [size for _, size, *_ in requests] == [
+        default_recipe(model, n).rule(model).size for n in (2**14, 2**15, 2**16)
+    ]
     assert requests[0][2] is None and requests[1][2] is not None and point.ok
 
 
@@ -301,13 +304,13 @@ def test_an_order_parameter_within_its_error_bar(model, monkeypatch, scatter, gr
         return replicate_of(states, max(lane.replicate, 0))
 
     answer_lanes(monkeypatch, answer)
-    rule = ta.sobol_nodes(model, 64, replicates=len(scatter))
+    rule = ta.Sobol(64, replicates=len(scatter)).rule(model)
     assert ta.solve(model, 2.0, "semantic", rule).status == status and list(dict.fromkeys(requests)) == frees
 
 
 def test_a_coarse_state_that_is_lost_ends_the_search(lines):
     """A coarse state that is lost ends the search: replicates do not look for what the coarse rule cannot resolve."""
-    model = ta.dot_product(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
+    model = ta.DotProduct(0.33, 2.54, 4e-4, ((0.85, 0.15), (0.63, 0.37)))
     settings = ta.Settings(max_steps=1, warm_steps=20)
 
     def solve(alpha):
@@ -360,9 +363,9 @@ def test_a_branch_that_vanishes_is_looked_for_again(model, nodes, solved):
 
 def test_revived_starts_are_possible_students():
     for model in (
-        ta.dot_product(rank=2),
-        ta.dot_product(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3)),
-        ta.untied_dot_product(),
+        ta.DotProduct(rank=2),
+        ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=np.eye(3)),
+        ta.UntiedDotProduct(),
     ):
         for branch in ("semantic", "positional", None):
             start = solving.branch_start(model, branch)
@@ -374,8 +377,8 @@ def test_revived_starts_are_possible_students():
 @pytest.mark.slow
 def test_a_branch_with_a_large_response_is_not_absent():
     """At lam = .0003 the first search misses the semantic state, which a neighbour's state leads to."""
-    model = ta.dot_product(lam=3e-4)
-    neighbour = ta.solve(ta.dot_product(lam=4e-4), 1.0, "semantic")
+    model = ta.DotProduct(lam=3e-4)
+    neighbour = ta.solve(ta.DotProduct(lam=4e-4), 1.0, "semantic")
     cold, warm = ta.solve(model, 1.0, "semantic"), ta.solve(model, 1.0, "semantic", start=neighbour)
     jitted = jax.jit(lambda alpha: ta.solve(model, alpha, "semantic"))(1.0)
     assert cold.ok and warm.ok and jitted.ok
@@ -426,7 +429,7 @@ def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
 
     On a CPU they run one after the other.
     """
-    rule = ta.sobol_nodes(model, 2**8, replicates=1)
+    rule = ta.Sobol(2**8, replicates=1).rule(model)
     alphas = jnp.array([2.0, 0.05, 1.5])
 
     def lane(alpha):
@@ -445,6 +448,6 @@ def test_a_loss_that_is_not_even_is_refused(nodes):
             return super().loss(Z + 0.3, Y)
 
     fields = ("omega", "sigma", "lam", "mixing", "encodings", "teacher")
-    odd = Odd(**{k: getattr(ta.dot_product(), k) for k in fields})
+    odd = Odd(**{k: getattr(ta.DotProduct(), k) for k in fields})
     with pytest.raises(ValueError, match="even"):
         ta.solve(odd, 2.0, "semantic", nodes)

@@ -12,8 +12,8 @@ from tiedattn_jax.theory import state_evolution
 
 @pytest.fixture(scope="module")
 def setting():
-    model = ta.dot_product(lam=0.1)
-    return model, ta.sobol_nodes(model, 2**11, replicates=2)
+    model = ta.DotProduct(lam=0.1)
+    return model, ta.Sobol(2**11, replicates=2).rule(model)
 
 
 def start_of(theta=0.1, m=0.16):
@@ -81,8 +81,8 @@ def test_derivative_and_batch(setting):
 
 
 def test_a_step_out_of_the_domain_has_a_status():
-    model = ta.dot_product(lam=0.001)
-    nodes = ta.sobol_nodes(model, 2**11, replicates=2)
+    model = ta.DotProduct(lam=0.001)
+    nodes = ta.Sobol(2**11, replicates=2).rule(model)
     path = ta.state_evolution(model, 2.0, start_of(), 60, branch="positional", nodes=nodes)
     known = np.isfinite(np.asarray(path.replicates.overlaps.q[:, :, 0, 0, 0]))
     assert path.status_name == "left domain"
@@ -113,7 +113,7 @@ def test_status_is_that_of_the_last_iteration(model, monkeypatch, steps, change,
             return ta.Overlaps(**{name: a * change.get(name, 1.0) for name, a in vars(x).items()}), None
 
     monkeypatch.setattr(state_evolution, "Equations", Factors)
-    path = ta.state_evolution(model, 2.0, start_of(), steps, nodes=ta.sobol_nodes(model, 2**5, replicates=3))
+    path = ta.state_evolution(model, 2.0, start_of(), steps, nodes=ta.Sobol(2**5, replicates=3).rule(model))
     assert path.status_name == status
     for name, a in vars(path.history).items():
         is_whole = status in ("converged", "max steps")

@@ -10,6 +10,5 @@ nodes       replicates of single nodes
 maxwell     the jumps of the proximal operator along a line
 lines       replicates of lines that are broken at the jumps
 recipes     which nodes a function averages over: recipes, and the default ones with their sizes
-former      functions that make a rule, by their names before recipes
 program     compilation of the functions that average
 """

@@ -260,7 +260,7 @@ class Fields:
         """
         if isinstance(model, Fields):
             return model
-        require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+        require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
         r, t = model.columns
         means = model.teacher_mean is not None
         student = r if student is None else student

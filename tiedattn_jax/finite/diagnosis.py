@@ -57,7 +57,7 @@ def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r
 
 def check_fit(model: Model, data: Sample) -> None:
     """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
     require_kind(data, "data", Sample, "a tiedattn_jax.Data")
     require_promotion()
     require_precision(model.lam.dtype, "lam")
@@ -74,7 +74,7 @@ def check_fit(model: Model, data: Sample) -> None:
     dtype = jnp.result_type(model.lam)
     if data.dtype != dtype:
         requirement = f"must be {dtype} as the model is, or the model as the data are"
-        raise InputError("data", f"{requirement}, got {data.dtype}: see dot_product(dtype=...)")
+        raise InputError("data", f"{requirement}, got {data.dtype}: see DotProduct(dtype=...)")
     if is_concrete(model, data):
         with with_values():
             _check_scale(model, data)
@@ -206,7 +206,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     Raises:
         InputError: the data have another number of tokens, or other classes, than the model.
     """
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as dot_product()")
+    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, n, d, _), law = data.shape, model.law()
     traces = np.asarray(law.weights @ law.gamma, float)

@@ -135,7 +135,7 @@ def check(model: Model, *, even: bool = True) -> None:
             `penalty`: it is not convex, lacks its proximal operator, or the law lacks the means.
     """
     if not isinstance(model, Model):
-        raise InputError("model", f"must be a tiedattn_jax.Model, such as dot_product(), got {model!r}")
+        raise InputError("model", f"must be a tiedattn_jax.Model, such as DotProduct(), got {model!r}")
     even = as_flag(even, "even")
     require_promotion()
     if isinstance(getattr(model, "lam", None), (np.ndarray, jax.Array)):

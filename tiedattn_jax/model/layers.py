@@ -422,5 +422,3 @@ LAYERS: dict[str, type[AttentionLayer]] = {
     "linear_attention": LinearAttention,
     "relu_attention": ReLUAttention,
 }
-dot_product, causal_dot_product, untied_dot_product = DotProduct, CausalDotProduct, UntiedDotProduct
-linear_attention, relu_attention = LinearAttention, ReLUAttention

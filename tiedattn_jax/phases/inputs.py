@@ -31,7 +31,7 @@ def prepared(
     Raises:
         InputError: one of the three is of the wrong kind, or the model is traced by jax or fails its `check`.
     """
-    require_kind(model, "model", Model, "a Model such as dot_product()")
+    require_kind(model, "model", Model, "a Model such as DotProduct()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
     check_top_level(model)
     check(lax.stop_gradient(model), even=even)

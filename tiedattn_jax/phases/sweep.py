@@ -174,7 +174,7 @@ class _Grid(NamedTuple):
         listed = isinstance(model, (list, tuple))
         require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
         pairs = [m if isinstance(m, tuple) and len(m) == 2 else (m, None) for m in (model if listed else [model])]
-        kinds = "a list of models, such as [dot_product(), dot_product(sigma=0.4)]" if listed else "a Model or a list"
+        kinds = "a list of models, such as [DotProduct(), DotProduct(sigma=0.4)]" if listed else "a Model or a list"
         for each, _ in pairs:
             require_kind(each, "model", Model, kinds)
         check_top_level([each for each, _ in pairs])
