@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.finite.sampling import start as start_of
 
@@ -23,9 +24,9 @@ from .suite import Measurement, measure
 Measured = Iterator[Measurement]
 NUMBERS: dict[str | None, tuple[str, ...]] = {"semantic": ("q", "V", "theta"), "positional": ("q", "V", "m")}
 RULES: dict[str, Callable[[ta.Model, int], Rule]] = {
-    "lines": ta.default_nodes,
-    "Sobol": ta.sobol_nodes,
-    "Monte Carlo": ta.monte_carlo_nodes,
+    "lines": lambda model, n: default_recipe(model, n).rule(model),
+    "Sobol": lambda model, n: ta.Sobol(n).rule(model),
+    "Monte Carlo": lambda model, n: ta.MonteCarlo(n).rule(model),
     "Gauss-Hermite": lambda model, n: ta.GaussHermite(int((n + 0.5) ** 0.25)).rule(model),  # four fields
 }
 ALPHA = 2.0

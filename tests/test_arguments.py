@@ -84,22 +84,11 @@ GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key
 
 # By function: arguments of the base call, and another value of each argument that is to change the result.
 CHANGES = {
-    "dot_product": LAYER,
-    "causal_dot_product": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
-    "untied_dot_product": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
-    "relu_attention": LAYER,
-    "linear_attention": LAYER,
-    "default_nodes": (lambda: {"model": model(), "n": 2048}, {"model": ta.UntiedDotProduct(), "n": 2**15, **RULE}),
-    "sobol_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.DotProduct(rank=2), "n": 128, **RULE}),
-    "monte_carlo_nodes": (lambda: {"model": model(), "n": 64}, {"model": ta.DotProduct(rank=2), "n": 128, **RULE}),
-    "gauss_hermite_nodes": (
-        lambda: {"model": model(), "order": 8},
-        {"model": ta.DotProduct(rank=2), "order": 5, "least_weight": 1e-6, **RULE},
-    ),
-    "line_nodes": (
-        lambda: {"model": model(), "order": 3},
-        {"model": ta.DotProduct(rank=2), "order": 4, "lines": 16, "points": 9, "jumps": 1, "even": True, **RULE},
-    ),
+    "DotProduct": LAYER,
+    "CausalDotProduct": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
+    "UntiedDotProduct": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
+    "ReLUAttention": LAYER,
+    "LinearAttention": LAYER,
     "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
     "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
     "sample_data": (

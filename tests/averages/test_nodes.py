@@ -66,7 +66,7 @@ def test_options_are_honoured(model):
     np.testing.assert_array_equal(base.student, ta.Sobol(64, seed=0, replicates=2).rule(model).stack.student)
 
 
-@pytest.mark.parametrize("make", [*RULES, ta.line_nodes], ids=["sobol", "mc", "gh", "lines"])
+@pytest.mark.parametrize("make", [*RULES, lambda m, **k: ta.Lines(**k).rule(m)], ids=["sobol", "mc", "gh", "lines"])
 def test_the_coarse_replicate_is_a_rule(model, make):
     rule = make(model, replicates=2)
     coarse, blocks = rule.coarse, rule.coarse.blocks().weight
