@@ -28,7 +28,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Replicate
-from tiedattn_jax.base.report import error_bar, with_error
+from tiedattn_jax.base.report import with_error
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.finite.sampling import start
 from tiedattn_jax.theory.observables import gen_error_in
 

@@ -37,7 +37,7 @@ from .base import VERSION as _VERSION
 from .base.errors import InputError as InputError
 from .base.files import load as load
 from .base.programs import use_compilation_cache as use_compilation_cache
-from .base.report import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
+from .base.results import Average as Average, Settings as Settings, Status as Status, error_bar as error_bar
 from .bayes.fixed_points import bayes as bayes
 from .bayes.thresholds import spectral_overlap as spectral_overlap
 from .dynamics.emergence import emergence as emergence

@@ -10,7 +10,7 @@ dynamics          Trajectory, Student, Emergence, SmallStart, PopulationPoint, L
 finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
 """
 
-from .base.report import Average as Average
+from .base.results import Average as Average
 from .bayes.fixed_points import BayesPoint as BayesPoint
 from .bayes.thresholds import Recovery as Recovery
 from .dynamics.emergence import Emergence as Emergence

@@ -17,7 +17,7 @@ from tiedattn_jax.averages.maxwell import FieldLines, Gaps, Section, common_tang
 from tiedattn_jax.averages.moreau import ProxProblem, loss_at_nodes
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.recipes import default_recipe
-from tiedattn_jax.base.report import error_bar
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import channel_gradient, points_in

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import (
-    Description,
-    Replicated,
-    classify,
-    error_bar,
-    has_state,
-    mean_of_existing,
-    picture,
-    quorum,
-)
+from tiedattn_jax.base.report import Description, picture
+from tiedattn_jax.base.results import Replicated, classify, error_bar, has_state, mean_of_existing, quorum
 
 
 class Replicates(eqx.Module):

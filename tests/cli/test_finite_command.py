@@ -9,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.recipes import SIZES, default_recipe
-from tiedattn_jax.base.report import Status, error_bar
+from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.cli import simulations
 from tiedattn_jax.cli.main import main
 

@@ -12,7 +12,7 @@ import pytest
 
 from tiedattn_jax import counting as task
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.counting import training as training_module
 from tiedattn_jax.plotting.simulations import attention_figure, learning_figure
 

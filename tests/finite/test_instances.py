@@ -13,7 +13,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import error_bar
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.finite.instances import Compared, distance
 from tiedattn_jax.model.overlaps import Overlaps
 

@@ -7,7 +7,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
 

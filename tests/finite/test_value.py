@@ -8,7 +8,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.evaluation import heldout_error
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.sampling import sample_data

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import error_bar
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.table import numbers_of_states
 

@@ -13,7 +13,7 @@ import pytest
 from cases import ALPHA_C, ALPHA_L
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import error_bar
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import BRANCHES, order_size
 from tiedattn_jax.phases.follow import Follower, WarmStart, pair_free, pair_start, predict, update
 from tiedattn_jax.phases.questions import StateTable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.theory.states import DIAGNOSTICS

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.rsb import newton
 from tiedattn_jax.rsb.potentials import OneRSBOverlaps
 from tiedattn_jax.theory.engine import run_one

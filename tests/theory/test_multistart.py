@@ -7,7 +7,7 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Settings
+from tiedattn_jax.base.results import Settings
 from tiedattn_jax.theory import multistart
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import Status, error_bar
+from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.theory.quantities import Quantity, with_sensitivities
 
 VALUES = jnp.array([1.0, 1.2, 1.1])

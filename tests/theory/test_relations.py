@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 DRAWN = settings(

@@ -11,7 +11,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.base.arrays import indexed
-from tiedattn_jax.base.report import Status
+from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import BRANCHES, admissible
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.engine import run_one

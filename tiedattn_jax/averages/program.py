@@ -17,7 +17,6 @@ from jaxtyping import Array, PyTree, Shaped
 from ..base.arrays import precise
 from ..base.errors import is_concrete, is_tracing
 from ..base.programs import stored_program
-from .rules import Replicate
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
@@ -34,12 +33,17 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def call(*args: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(args, is_leaf=lambda a: isinstance(a, Replicate))
-        quick = all(a.fast_compile for a in leaves if isinstance(a, Replicate))
+        leaves = jax.tree.leaves(args, is_leaf=_is_replicate)
+        quick = all(a.fast_compile for a in leaves if _is_replicate(a))
         run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
         return run(*jax.tree.map(_drop_weak_type, args))
 
     return call
+
+
+def _is_replicate(a: Any) -> bool:
+    """Return whether `a` is a `Replicate` of an averaging rule, which says how its programs are compiled."""
+    return hasattr(a, "fast_compile")
 
 
 def _drop_weak_type(a: Any) -> Any:

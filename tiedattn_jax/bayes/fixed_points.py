@@ -23,7 +23,8 @@ from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_r
 from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.report import MeanField, Replicated, Row, Status, picture
+from ..base.report import Row, picture
+from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric

@@ -27,7 +27,8 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, require
-from ..base.report import Average, Description, error_bar, with_error
+from ..base.report import Description, with_error
+from ..base.results import Average, error_bar
 from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes

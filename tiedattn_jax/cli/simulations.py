@@ -15,7 +15,7 @@ from .. import counting
 from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, make_folder
-from ..base.report import Status
+from ..base.results import Status
 from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp

@@ -32,7 +32,8 @@ from ..base.errors import (
     require_positive,
 )
 from ..base.files import Store, fingerprint
-from ..base.report import Description, Result, Status
+from ..base.report import Description
+from ..base.results import Result, Status
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
 
 # Smallest test accuracy at which a run counts as converged: it solves the task.

@@ -40,7 +40,8 @@ from ..base.errors import (
     require_number,
     require_positive,
 )
-from ..base.report import Description, Replicated, Status, picture, rows_of
+from ..base.report import Description, picture, rows_of
+from ..base.results import Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric

@@ -32,7 +32,7 @@ from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import precise
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
-from ..base.report import Status
+from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block

@@ -20,7 +20,7 @@ from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky
 from ..base.errors import InputError, as_number, require_positive
-from ..base.report import Replicated, Status
+from ..base.results import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..theory.observables import error_in_block

@@ -26,7 +26,7 @@ from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky, precise
 from ..base.errors import InputError, as_number, require_not_negative
-from ..base.report import MeanField, Replicated, Status
+from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import branch_of

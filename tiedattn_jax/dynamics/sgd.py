@@ -32,7 +32,8 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
-from ..base.report import Description, MeanField, Replicated, Status, picture, rows_of, with_error
+from ..base.report import Description, picture, rows_of, with_error
+from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.parameters import scalar_parameters

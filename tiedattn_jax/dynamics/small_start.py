@@ -36,7 +36,8 @@ from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
-from ..base.report import Description, MeanField, Replicated, Status
+from ..base.report import Description
+from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue

@@ -36,7 +36,7 @@ from ..averages.minima import descend
 from ..averages.moreau import ProxProblem, gradient_at_nodes
 from ..averages.prox import prox
 from ..base.arrays import apply, inner_products, inverse, positive_definite, solve
-from ..base.report import Status
+from ..base.results import Status
 from ..bayes.channel import curvature, labels_at_nodes, score, solve_general
 from ..model.model import Model, Preimages, over_kinds
 from ..model.overlaps import symmetric

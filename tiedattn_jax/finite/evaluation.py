@@ -30,7 +30,8 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.nodewise import nodewise
-from ..base.report import Average, Description, Printed, Result, Status, by_token, entries, rows_of
+from ..base.report import Description, Printed, by_token, entries, rows_of
+from ..base.results import Average, Result, Status
 from ..model.checks import check_provides
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps

@@ -25,7 +25,8 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.report import Average, Description, Result, Row, Status, error_bar
+from ..base.report import Description, Row
+from ..base.results import Average, Result, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes

@@ -34,7 +34,7 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.report import Status
+from ..base.results import Status
 from ..bayes.fixed_points import check_bayes
 from ..model.model import Model
 from ..model.overlaps import Overlaps

@@ -55,7 +55,7 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.nodewise import nodewise
-from ..base.report import Status
+from ..base.results import Status
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, Sample

@@ -15,7 +15,8 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
-from ..base.report import Description, Printed, Settings, Status, entries, error_bar, picture
+from ..base.report import Description, Printed, entries, picture
+from ..base.results import Settings, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
 from ..model.parameters import Parameter

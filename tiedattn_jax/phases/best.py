@@ -29,7 +29,8 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
 from ..base.arrays import GivenArray, Number, StateArray, indexed
 from ..base.errors import InputError, array_of, require, require_choice, require_kind
-from ..base.report import Description, Row, Settings, Status, with_error
+from ..base.report import Description, Row, with_error
+from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Parameter

@@ -16,7 +16,8 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..base.arrays import AnyArray
 from ..base.errors import InputError
 from ..base.files import Tabular
-from ..base.report import Description, Result, Status, error_bar, quorum, with_error
+from ..base.report import Description, with_error
+from ..base.results import Result, Status, error_bar, quorum
 from ..model.overlaps import PAIR
 from ..theory.states import FixedPoint, State
 from .events import ALPHA_L, Transition, baseline_branch

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, Real
 from ..averages.rules import Replicate
 from ..base.arrays import AnyArray, StateArray
 from ..base.errors import InputError, require_choice
-from ..base.report import Average, Description, Status, error_bar, picture, with_error
+from ..base.report import Description, picture, with_error
+from ..base.results import Average, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import arrays_of, scalar_parameters

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from ..averages.rules import Rule
 from ..base.arrays import GivenArray, Number, either
-from ..base.report import Settings, Status, classify, mean_of_existing, quorum
+from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.paths import Path

@@ -19,7 +19,7 @@ from ..base import VERSION
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
-from ..base.report import Settings, Status, has_state, quorum
+from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axes_of

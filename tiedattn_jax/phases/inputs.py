@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import REPLICATES, Rule
 from ..base.errors import InputError, is_concrete, is_tracing, require_kind
-from ..base.report import Settings
+from ..base.results import Settings
 from ..model.checks import check
 from ..model.model import Model
 

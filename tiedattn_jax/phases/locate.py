@@ -31,7 +31,7 @@ from ..averages.program import program
 from ..averages.rules import COARSE, Rule
 from ..base.arrays import AnyArray, GivenArray, Number, indexed, stacked
 from ..base.errors import InputError
-from ..base.report import Settings, Status, quorum
+from ..base.results import Settings, Status, quorum
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of
 from ..model.parameters import Parameter

@@ -17,7 +17,7 @@ from scipy.interpolate import CubicSpline
 
 from ..averages.rules import COARSE
 from ..base.arrays import indexed, stacked
-from ..base.report import Status
+from ..base.results import Status
 from ..model.overlaps import Overlaps
 from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require, require_choice
-from ..base.report import Row, error_bar
+from ..base.report import Row
+from ..base.results import error_bar
 from ..dynamics.landscape import CHANGES, words_of
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint

@@ -16,7 +16,7 @@ from ..averages.recipes import SIZES, SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
-from ..base.report import Settings
+from ..base.results import Settings
 from ..dynamics.landscape import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model

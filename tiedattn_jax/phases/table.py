@@ -18,16 +18,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from ..base.errors import InputError, require
 from ..base.files import Tabular
-from ..base.report import (
-    Average,
-    Description,
-    Result,
-    Row,
-    Status,
-    by_token,
-    entries,
-    with_error,
-)
+from ..base.report import Description, Row, by_token, entries, with_error
+from ..base.results import Average, Result, Status
 from ..theory.paths import Failure
 from ..theory.states import FixedPoint
 

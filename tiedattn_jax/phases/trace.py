@@ -10,7 +10,7 @@ from scipy.interpolate import KroghInterpolator
 
 from ..averages.rules import Rule
 from ..base.errors import InputError, require, require_kind
-from ..base.report import Settings
+from ..base.results import Settings
 from ..model.model import Model
 from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path

@@ -20,7 +20,8 @@ from jax import lax
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
-from ..base.report import Description, Printed, Settings, Status, with_error
+from ..base.report import Description, Printed, with_error
+from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
 from ..theory.engine import run_one

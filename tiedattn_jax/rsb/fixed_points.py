@@ -18,7 +18,8 @@ from ..averages.recipes import Lines
 from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
-from ..base.report import Description, MeanField, Replicated, Row, Settings, Status, error_bar
+from ..base.report import Description, Row
+from ..base.results import MeanField, Replicated, Settings, Status, error_bar
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of

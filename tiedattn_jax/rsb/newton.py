@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from ..averages.program import program
 from ..base.arrays import positive_definite
-from ..base.report import Status
+from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import admissible
 from ..theory.paths import Call, Path

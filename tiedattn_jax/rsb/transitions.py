@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from ..averages.rules import REPLICATES
 from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
-from ..base.report import Average, Description, Settings, error_bar, with_error
+from ..base.report import Description, with_error
+from ..base.results import Average, Settings, error_bar
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR

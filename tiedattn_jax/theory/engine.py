@@ -38,7 +38,7 @@ from ..averages.rules import COARSE, Rule, block_size
 from ..base.arrays import Number, either, indexed, precise, repeated, stacked, unstacked
 from ..base.errors import InputError, require_count
 from ..base.programs import default_device, settings as jax_settings
-from ..base.report import Settings
+from ..base.results import Settings
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations

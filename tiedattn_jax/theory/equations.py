@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 from ..averages.program import lane_by_lane, program
 from ..averages.rules import Points, Replicate, Rule, average, average_of_weighted, search_block
 from ..base.arrays import Number, StateArray, precise, zeros
-from ..base.report import Settings
+from ..base.results import Settings
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
 from .newton import Answer, Newton, Outcome, deflated_solve

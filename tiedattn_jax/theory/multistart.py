@@ -7,7 +7,7 @@ import numpy as np
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..base.errors import InputError, is_concrete, require_count
-from ..base.report import Settings, Status
+from ..base.results import Settings, Status
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..base.arrays import Number, either
-from ..base.report import Settings, Status, classify
+from ..base.results import Settings, Status, classify
 from ..model.overlaps import Coordinates, admissible, explained_covariance, order_size, vanished
 
 # The residual below which Newton's method takes over from damped steps. Chosen on 300 branches at random settings: .03

@@ -37,7 +37,7 @@ from ..averages.rules import Points, Replicate, Rule, legendre
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
 from ..base.errors import InputError, require
 from ..base.nodewise import nodewise
-from ..base.report import Average, error_bar
+from ..base.results import Average, error_bar
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, impose, residual_covariance, sentence_overlaps
 from ..model.penalties import minimiser_and_response

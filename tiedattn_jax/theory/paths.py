@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from ..averages.rules import Rule
 from ..base.arrays import GivenArray, unstacked
 from ..base.errors import InputError
-from ..base.report import Settings
+from ..base.results import Settings
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from .equations import Equations, search

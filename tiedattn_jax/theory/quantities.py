@@ -12,7 +12,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.arrays import StateArray
-from ..base.report import Average, Description, Result, Row, Status, entries, error_bar, quorum, with_error
+from ..base.report import Description, Row, entries, with_error
+from ..base.results import Average, Result, Status, error_bar, quorum
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order

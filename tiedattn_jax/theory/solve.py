@@ -42,7 +42,7 @@ from ..base.errors import (
     require_number,
     with_values,
 )
-from ..base.report import Settings, Status, error_bar
+from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of

@@ -21,7 +21,8 @@ from ..averages.recipes import AnyNodes, make_rule
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, either, indexed
 from ..base.errors import InputError, require_choice, require_count
-from ..base.report import Description, Replicated, Status, rows_of
+from ..base.report import Description, rows_of
+from ..base.results import Replicated, Status
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, impose, label

@@ -15,21 +15,8 @@ from jaxtyping import Array, Bool, Float, Real, Shaped
 from ..averages.rules import Rule
 from ..base.arrays import StateArray
 from ..base.errors import InputError
-from ..base.report import (
-    WORDS,
-    Average,
-    Description,
-    MeanField,
-    Replicated,
-    Status,
-    by_token,
-    error_bar,
-    has_state,
-    mean_of_existing,
-    quorum,
-    rows_of,
-    with_error,
-)
+from ..base.report import WORDS, Description, by_token, rows_of, with_error
+from ..base.results import Average, MeanField, Replicated, Status, error_bar, has_state, mean_of_existing, quorum
 from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, shapes_of
