@@ -10,7 +10,7 @@ import pytest
 from scipy import special
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import fields, whiten
+from tiedattn_jax.averages.rules import fields, whiten
 from tiedattn_jax.finite.evaluation import sentence_losses
 from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.model.checks import check

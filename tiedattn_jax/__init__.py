@@ -41,8 +41,7 @@ from .base.results import Average as Average, Settings as Settings, Status as St
 from .bayes.fixed_points import bayes as bayes
 from .bayes.thresholds import spectral_overlap as spectral_overlap
 from .dynamics.emergence import emergence as emergence
-from .dynamics.landscape import landscape as landscape
-from .dynamics.population import population as population
+from .dynamics.population import landscape as landscape, population as population
 from .dynamics.sgd import sgd as sgd
 from .dynamics.small_start import small_start as small_start
 from .finite.data import Data as Data
@@ -75,12 +74,12 @@ from .phases.best import best_ridge as best_ridge
 from .phases.events import EVENTS as EVENTS
 from .phases.grid import phase_diagram as phase_diagram
 from .phases.sweep import sweep as sweep
-from .phases.thresholds import threshold as threshold
 from .phases.transitions import (
     branch_ends as branch_ends,
     critical_alpha as critical_alpha,
     find_event as find_event,
     linear_crossing as linear_crossing,
+    threshold as threshold,
 )
 from .rsb.fixed_points import solve_1rsb as solve_1rsb
 from .rsb.transitions import transition_1rsb as transition_1rsb

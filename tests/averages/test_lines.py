@@ -11,12 +11,12 @@ from scipy.stats import norm
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import maxwell
-from tiedattn_jax.averages.fields import fields, teacher_fields
 from tiedattn_jax.averages.lines import cuts, directions, lay, shifts, vectors_across
 from tiedattn_jax.averages.maxwell import FieldLines, Gaps, Section, common_tangents, energy_profile
 from tiedattn_jax.averages.moreau import ProxProblem, loss_at_nodes
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.averages.recipes import default_recipe
+from tiedattn_jax.averages.rules import fields, teacher_fields
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.observables import second_minimum_share

@@ -10,9 +10,9 @@ from cases import CASES, state
 from jax import export
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import loops
-from tiedattn_jax.averages.minima import descend, local_minima
+from tiedattn_jax.averages import program as loops
 from tiedattn_jax.averages.moreau import ProxProblem
+from tiedattn_jax.averages.prox import descend, local_minima
 from tiedattn_jax.model.overlaps import Coordinates
 from tiedattn_jax.theory.equations import Equations
 

@@ -7,8 +7,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import nodes
-from tiedattn_jax.averages.fields import fields, whiten
-from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted
+from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted, fields, whiten
 from tiedattn_jax.base import arrays as linalg
 from tiedattn_jax.base.arrays import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in

@@ -5,9 +5,9 @@ import pytest
 from cases import CASES, Tempered, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import minima as minima_module, moreau as moreau_module, prox as px
-from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages import moreau as moreau_module, prox as minima_module, prox as px
 from tiedattn_jax.averages.moreau import ProxProblem
+from tiedattn_jax.averages.rules import fields
 from tiedattn_jax.base import arrays as linalg, nodewise
 from tiedattn_jax.base.arrays import ldl_solve
 

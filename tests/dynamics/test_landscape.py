@@ -106,7 +106,7 @@ def test_a_failure_of_either_candidate_is_told(model, monkeypatch, failing):
         status = outcome["status"] if name == failing else ta.Status.converged
         return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, status))
 
-    monkeypatch.setattr(importlib.import_module("tiedattn_jax.dynamics.landscape"), "population", population)
+    monkeypatch.setattr(importlib.import_module("tiedattn_jax.dynamics.population"), "population", population)
     for status, name in ((ta.Status.max_steps, "max steps"), (ta.Status.absent, "converged")):
         outcome["status"] = status
         assert ta.landscape(model, 0.005).status_name == name

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.minima import descend
 from tiedattn_jax.averages.moreau import ProxProblem, gradient_at_nodes
-from tiedattn_jax.averages.prox import prox
+from tiedattn_jax.averages.prox import descend, prox
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.channels import responses
 from tiedattn_jax.finite.message_passing import Damping, gamp

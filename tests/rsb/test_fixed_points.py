@@ -10,9 +10,9 @@ from jax.scipy.special import log_ndtr
 from scipy.optimize import fsolve
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
+from tiedattn_jax.averages.rules import fields
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import fixed_points as rsb, newton
 from tiedattn_jax.rsb.fixed_points import BrokenState, with_derivatives

@@ -12,9 +12,8 @@ from jax.scipy.special import log_ndtr
 from scipy.stats import norm
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import teacher_fields, whiten
-from tiedattn_jax.averages.loops import counted_loops
-from tiedattn_jax.averages.rules import sum_of_weighted
+from tiedattn_jax.averages.program import counted_loops
+from tiedattn_jax.averages.rules import sum_of_weighted, teacher_fields, whiten
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.clusters import Cluster

@@ -16,9 +16,9 @@ from jax.flatten_util import ravel_pytree
 from made import states_near
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import minima as minima_module, prox
-from tiedattn_jax.averages.fields import fields
+from tiedattn_jax.averages import prox, prox as minima_module
 from tiedattn_jax.averages.moreau import ProxProblem
+from tiedattn_jax.averages.rules import fields
 from tiedattn_jax.base.derivatives import derivative_along, with_tangent
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory.equations import Equations

@@ -9,10 +9,9 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.fields import fields
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.averages.rules import Jumps, Points, Rule, average
+from tiedattn_jax.averages.rules import Jumps, Points, Rule, average, fields
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations

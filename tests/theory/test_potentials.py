@@ -7,8 +7,8 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.loops import counted_loops
 from tiedattn_jax.averages.moreau import ProxProblem
+from tiedattn_jax.averages.program import counted_loops
 from tiedattn_jax.averages.prox import prox
 from tiedattn_jax.theory.potentials import channel, channel_gradient, conjugates, overlaps, prior
 

@@ -27,11 +27,21 @@ from ..base.arrays import apply, inverse, matvec, repeated, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .fields import conditional, log_volume, teacher_fields, whiten
 from .maxwell import FieldLines, Gaps, Section, between, common_tangents, energy_gap, energy_profile, searched
-from .minima import Origin, origin_of, reference_axis
 from .moreau import ProxProblem, with_implicit_derivative
-from .rules import Jumps, Points, Replicate, hermite, in_blocks, legendre
+from .prox import Origin, origin_of, reference_axis
+from .rules import (
+    Jumps,
+    Points,
+    Replicate,
+    conditional,
+    hermite,
+    in_blocks,
+    legendre,
+    log_volume,
+    teacher_fields,
+    whiten,
+)
 
 _AXIS_STEPS = 32  # power iterations for the axis of the double well
 # Nodes in t do not serve on a line if the sum of their weights differs from one by more than this. At standard states

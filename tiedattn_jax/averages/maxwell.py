@@ -28,10 +28,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..base.arrays import either, indexed, ldl_solve, tiled, total
-from .loops import counted, repeat
-from .minima import Origin, in_groups, lowest_minima
 from .moreau import ProxProblem
-from .prox import proximal
+from .program import counted, repeat
+from .prox import Origin, in_groups, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
 # In `trace` each point of the profile takes one Newton step, from the tangent of the point before. One is enough,

@@ -24,10 +24,22 @@ from scipy import special
 from ..base.arrays import apply, cholesky, inverse
 from ..model.model import Model
 from ..model.overlaps import Overlaps, residual_covariance
-from .fields import fields, whiten
 from .moreau import ProxProblem, with_implicit_derivative
 from .prox import Prox, search
-from .rules import Fields, Jumps, Points, Replicate, Rule, block_size, block_width, check_memory, coarse_size, in_blocks
+from .rules import (
+    Fields,
+    Jumps,
+    Points,
+    Replicate,
+    Rule,
+    block_size,
+    block_width,
+    check_memory,
+    coarse_size,
+    fields,
+    in_blocks,
+    whiten,
+)
 
 # Variance of the pathwise estimator (nodes move) over that of the score-function estimator (weights change), per
 # fraction of nodes near a jump divided by bandwidth^2. Measured for d/d sigma on 2^12 Sobol points with a bandwidth of

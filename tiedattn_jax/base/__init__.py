@@ -1,7 +1,8 @@
 """The tools that every other room uses, and the version of the package.
 
 errors         bad input, in one sentence
-report         results: status, error bars, averages over replicates, and how they print
+report         how results print, are saved and drawn: one line, one page, tables, pictures
+results        what all results share: status, settings, replicates, and the error bar
 files          files that are written whole: results, tables, and what a long computation resumes from
 programs       compiled programs that are kept from one process to the next
 arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share

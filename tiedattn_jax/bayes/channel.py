@@ -31,8 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..averages.fields import teacher_fields
-from ..averages.rules import Replicate, legendre
+from ..averages.rules import Replicate, legendre, teacher_fields
 from ..base.arrays import apply, cholesky, inverse, precise, solve
 from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric

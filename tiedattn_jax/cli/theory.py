@@ -20,8 +20,7 @@ from ..phases.events import Transition
 from ..phases.grid import phase_diagram
 from ..phases.questions import StateTable
 from ..phases.sweep import sweep
-from ..phases.thresholds import threshold
-from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing
+from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing, threshold
 from ..plotting.theory import branch_figure
 from ..theory.quantities import Threshold
 from ..theory.solve import solve

@@ -29,10 +29,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.fields import teacher_fields
 from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
-from ..averages.rules import Fields, Replicate, Rule
+from ..averages.rules import Fields, Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values

@@ -32,9 +32,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..averages.minima import descend
 from ..averages.moreau import ProxProblem, gradient_at_nodes
-from ..averages.prox import prox
+from ..averages.prox import descend, prox
 from ..base.arrays import apply, inner_products, inverse, positive_definite, solve
 from ..base.results import Status
 from ..bayes.channel import curvature, labels_at_nodes, score, solve_general

@@ -25,7 +25,7 @@ from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
 from ..theory.solve import Problem, branch_start, check_alpha, check_start
 from ..theory.states import FixedPoint, State
-from .inputs import prepared
+from .follow import prepared
 from .secant import Secant
 
 _TOLERANCE = 1e-6  # largest relative residual of a point; averages on lines are smooth to this accuracy

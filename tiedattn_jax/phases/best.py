@@ -41,7 +41,7 @@ from ..theory.quantities import Quantity, numbers_by_name
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State, states_table
 from .events import EVENTS, Event
-from .inputs import check_top_level, prepared
+from .follow import check_top_level, prepared
 from .locate import Guess, Search, Zero, event_number, find_zero, zero_path
 from .places import Place, Walk, places_of, walk_path
 

@@ -3,6 +3,8 @@
 `Follower.advance` is the step, as a path of the pool. The predictor is the secant through the last two states, in every
 replicate of the averages, so that a setting costs two or three Newton steps. `Follower.search` decides whether the
 branch exists. Curves and rows of a diagram are made of such steps; boundaries use the same predictor.
+
+`prepared` checks the arguments that all calls of this room share, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -15,16 +17,57 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jax import lax
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
-from ..averages.rules import Rule
+from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
+from ..averages.rules import REPLICATES, Rule
 from ..base.arrays import GivenArray, Number, either
+from ..base.errors import InputError, is_concrete, is_tracing, require_kind
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
+from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start, with_replicate_axis
 from ..theory.states import FixedPoint, State
+
+
+def prepared(
+    model: Model,
+    nodes: AnyNodes,
+    settings: Settings | None,
+    default: Settings | None = None,
+    *,
+    size: int = SIZES["solve"],
+    replicates: int = REPLICATES,
+    even: bool = True,
+) -> tuple[Rule, Settings]:
+    """Check a model; return the averaging rule and the tolerances that the caller gave, or the defaults.
+
+    Args:
+        even: whether the model's loss must be even, as the named branches require.
+
+    Raises:
+        InputError: one of the three is of the wrong kind, or the model is traced by jax or fails its `check`.
+    """
+    require_kind(model, "model", Model, "a Model such as DotProduct()")
+    require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
+    check_top_level(model)
+    check(lax.stop_gradient(model), even=even)
+    rule = make_rule(nodes, model, default_recipe(model, size, replicates=replicates))
+    return rule, settings or default or Settings()
+
+
+def check_top_level(*values: PyTree) -> None:
+    """Raise an `InputError` if numbers are traced: searches over settings are Python loops and need their values.
+
+    `jax.grad` and `jax.jvp` of a search work, because its sensitivities are known when it returns.
+    """
+    if is_tracing() or not is_concrete(lax.stop_gradient(values)):
+        text = "must have concrete numbers here, got one under a jax transformation such as jit or vmap"
+        raise InputError("model", f"{text}: call this function outside of it, or sweep for many models at once")
+
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # relative size of an order parameter below which it may be an artefact of few nodes

@@ -28,8 +28,7 @@ from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
-from .follow import Follower, Progress, WarmStart, pair_free, pair_start, silent
-from .inputs import prepared
+from .follow import Follower, Progress, WarmStart, pair_free, pair_start, prepared, silent
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)

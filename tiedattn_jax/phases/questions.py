@@ -19,7 +19,7 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..base.errors import InputError, require, require_choice
 from ..base.report import Row
 from ..base.results import error_bar
-from ..dynamics.landscape import CHANGES, words_of
+from ..dynamics.population import CHANGES, words_of
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint
 from .table import MODELS, ORDER_AXES, Missing, Reader, Table, numbers_of_states

@@ -17,7 +17,7 @@ from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.results import Settings
-from ..dynamics.landscape import landscape
+from ..dynamics.population import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, branch_of
@@ -28,14 +28,12 @@ from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
-from .follow import CURVE_SETTINGS, Progress, silent, walk
-from .inputs import check_top_level, prepared
+from .follow import CURVE_SETTINGS, Progress, check_top_level, prepared, silent, walk
 from .locate import Search, Start
 from .questions import BestTable, EventTable, LandscapeTable, StateTable
 from .table import MODELS, Missing, Table
-from .thresholds import THRESHOLDS
 from .trace import TRACE_SETTINGS, trace_path
-from .transitions import transition_path
+from .transitions import THRESHOLDS, transition_path
 
 _BEST = "best "  # begins the question for the best value of a number
 _LANDSCAPE = "landscape"

@@ -5,11 +5,14 @@ mechanism there. At alpha_l the test error of the global minimum falls below tha
 or the event of a branch on one side of it. Both are first located on the coarse replicate of the averaging rule, by a
 search in the bracket, and then on all replicates, by Newton's method from there. Arguments are checked here, and not
 again inside; see `locate` for the search.
+
+`threshold` gives alphas that need no search for a state: of the optimal learner, and of small starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -22,14 +25,16 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
 from ..base.report import Description, Printed, with_error
 from ..base.results import Settings, Status
+from ..bayes import thresholds as bayes
+from ..dynamics import small_start
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
 from ..theory.engine import run_one
 from ..theory.paths import Path
+from ..theory.quantities import Threshold
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, Transition, event_of
-from .follow import CURVE_SETTINGS, pair_start
-from .inputs import prepared
+from .follow import CURVE_SETTINGS, pair_start, prepared
 from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .questions import StateTable
 
@@ -376,3 +381,31 @@ def _between(transition: Transition, low: float, high: float) -> Transition:
     return dataclasses.replace(
         transition, value=jnp.array(middle), stderr=jnp.array(margin), status=jnp.asarray(status)
     )
+
+
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = bayes.THRESHOLDS | small_start.THRESHOLDS
+
+
+def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Threshold:
+    """Return a threshold in alpha with its error bar and its derivatives in the numbers of the model.
+
+    "weak_recovery": below it the labels say nothing of the teacher's direction, even to an optimal learner.
+    "perfect_recovery": above it the teacher is recovered exactly, from exact labels that give its fields up to a sign.
+    "encodings separate", "teacher separates": above it this overlap of a small student grows faster than noise under
+    full-batch gradient descent, see `small_start`. Both are searched between 0.001 and 10,000.
+
+    The thresholds are also events of `sweep`.
+
+    Args:
+        model: as in `bayes` or `small_start`. Perfect recovery also needs labels without noise, and tokens that are
+            alike with one eigenvalue of their covariance.
+        name: one of the four names.
+        nodes: averages as in `bayes` or `small_start`; perfect recovery needs none.
+
+    Returns:
+        A `Threshold`; its status is `absent` if there is none.
+
+    Raises:
+        InputError: no threshold has this name; or as in `bayes` or `small_start`.
+    """
+    return THRESHOLDS[require_choice(name, "name", THRESHOLDS)](model, nodes)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..averages.minima import local_minima
 from ..averages.moreau import ProxProblem
-from ..averages.prox import Prox, search
+from ..averages.prox import Prox, local_minima, search
 from ..base.arrays import apply, inverse, matvec, precise, total
 from ..model.model import Model
 

@@ -30,8 +30,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import vectors_across
-from ..averages.minima import pick, reference_axis, well_axis
 from ..averages.moreau import with_implicit_derivative
+from ..averages.prox import pick, reference_axis, well_axis
 from ..averages.rules import hermite_grid, legendre
 from ..base.arrays import apply, either, inverse, matvec, total
 from .cluster_law import ClusterLaw, SheetWeight

@@ -28,10 +28,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from ..averages.fields import teacher_fields, whiten
 from ..averages.lines import LineNodes, directions, lay
 from ..averages.maxwell import FieldLines, common_tangents, energy_profile
-from ..averages.rules import average_of_weighted, legendre, sum_of_weighted
+from ..averages.rules import average_of_weighted, legendre, sum_of_weighted, teacher_fields, whiten
 from ..base.arrays import AnyArray, cholesky, indexed, precise, solve, zeros
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, symmetric

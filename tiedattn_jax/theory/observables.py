@@ -31,9 +31,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 from scipy import special
 
-from ..averages.fields import fields, teacher_fields
 from ..averages.moreau import ProxProblem, loss_at_nodes
-from ..averages.rules import Points, Replicate, Rule, legendre
+from ..averages.rules import Points, Replicate, Rule, fields, legendre, teacher_fields
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
 from ..base.errors import InputError, require
 from ..base.nodewise import nodewise

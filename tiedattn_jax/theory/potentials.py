@@ -19,9 +19,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from ..averages.fields import fields
 from ..averages.moreau import ProxProblem
-from ..averages.rules import Points, Replicate, average, legendre, search_block
+from ..averages.rules import Points, Replicate, average, fields, legendre, search_block
 from ..base.arrays import Scalar, cholesky, precise, solve
 from ..base.derivatives import derivative_along
 from ..base.errors import InputError
