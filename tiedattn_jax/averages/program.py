@@ -1,9 +1,10 @@
 """Programs that average over nodes: their compilation, as fast as possible without slowing the run, and their loops.
 
-A loop has a condition on CPUs and a fixed number of steps elsewhere. On a CPU a loop stops when its slowest node is done; the few slow nodes are gathered and finished apart. An accelerator
-would wait for the host to read the condition of every step: in a default `solve` on an H200 this happened 6,231 times,
-and the device computed for a fifth of the time. There, every loop has a number of steps that is fixed when it is
-compiled, and all nodes take all of them side by side.
+A loop has a condition on CPUs and a fixed number of steps elsewhere. On a CPU a loop stops when its slowest node is
+done; the few slow nodes are gathered and finished apart. An accelerator would wait for the host to read the condition
+of every step: in a default `solve` on an H200 this happened 6,231 times, and the device computed for a fifth of the
+time. There, every loop has a number of steps that is fixed when it is compiled, and all nodes take all of them side by
+side.
 
 Either way a node that is done keeps its values. Both ways therefore agree to rounding, and a node does not depend on
 the others in its block.
