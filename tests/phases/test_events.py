@@ -489,7 +489,7 @@ def curves(model, lines):
 def test_places_on_curves(curves, model, lines):
     (guess,) = crossings(EVENTS["alpha_c"], curves)
     assert guess.low == 1.1 and guess.high == 1.4 and guess.slope > 0
-    np.testing.assert_allclose(guess.alpha, ALPHA_C, atol=0.02)
+    np.testing.assert_allclose(guess.at, ALPHA_C, atol=0.02)
     critical = ta.critical_alpha(model, lines, start=curves)
     assert abs(critical.alpha - ALPHA_C) <= 3 * critical.stderr and bool(critical.ok)
     crossing = ta.linear_crossing(model, critical, lines, start=curves)

@@ -366,7 +366,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
     first = yield from find_zero(coarse_look, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
     if first.is_known:
         overlaps = indexed(first.states[0].overlaps, 0)
-        value = float(np.clip(first.at - first.value[0] / first.slope, low, high))
+        (value,) = np.clip(values_of(first), low, high)
         guess = guess._replace(at=value, overlaps=(overlaps,))
     zero = yield from find_zero(look, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
     if not zero.is_known:
