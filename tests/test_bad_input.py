@@ -362,7 +362,7 @@ CALLS = {
     ),
     "branch": (lambda: ta.solve(MODEL, 1.0, "x"), "branch must be one of positional, semantic, uninformed, None"),
     "branch list": (lambda: ta.solve(MODEL, 1.0, ["semantic"]), "branch must be one of"),
-    "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000), r"nodes must be an averaging rule.*got nodes=1000"),
+    "nodes": (lambda: ta.solve(MODEL, 1.0, nodes=1000.0), r"nodes must be a recipe such as Lines\(9\).*got nodes=1000"),
     "nodes of another shape": (
         lambda: ta.solve(MODEL, 1.0, nodes=ta.sobol_nodes(ta.dot_product(rank=2), 64)),
         r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 1\), got nodes for \(2, 2, 1\)",

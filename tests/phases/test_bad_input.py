@@ -163,7 +163,7 @@ FUNCTIONS = [
     "sweep", "phase_diagram", "trace_branch", "traced", "map",
     "find_event", "critical_alpha", "linear_crossing",
 ]  # fmt: skip
-BAD += [(f, {"nodes": 4096}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
+BAD += [(f, {"nodes": 4096.0}, "nodes") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"settings": 1e-4}, "settings") for f in (*FUNCTIONS, "branch_ends")]
 BAD += [(f, {"model": 0.3}, "model") for f in FUNCTIONS]
 

@@ -378,7 +378,7 @@ BAD = [
     ({"number": "omega", "bracket": (0.1, 1.2)}, "omega must be"),
     ({"bracket": (0.0, 0.1)}, "bracket must be two numbers 0 < low < high"),
     ({"bracket": (0.2, 0.1)}, "bracket must be two numbers 0 < low < high"),
-    ({"nodes": 5}, "nodes must be"),
+    ({"nodes": 5.0}, "nodes must be"),
     ({"settings": 5}, "settings must be"),
 ]
 
