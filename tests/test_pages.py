@@ -187,7 +187,7 @@ def test_names_exist(page):
         first, *attributes = chain[1:].split(".")
         assert first in dir(ta), f"ta.{first}"
         member = getattr(ta, first)
-        if attributes and member is ta.histogram:
+        if attributes and member in (ta.histogram, ta.results):
             assert hasattr(member, attributes[0]), f"ta{chain}"
     for full_name in re.findall(r"\]\[(tiedattn_jax\.[\w.]+)\]|^::: (tiedattn_jax\.[\w.]+)", text, re.M):
         pkgutil.resolve_name("".join(full_name))
@@ -221,8 +221,10 @@ def public() -> set[str]:
 
 
 def test_api_page_names_everything_once():
-    shown = re.findall(r"^::: tiedattn_jax\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
-    assert sorted(shown) == sorted(public())
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert sorted(re.findall(r"^::: tiedattn_jax\.(\w+)$", text, re.M)) == sorted(public())
+    classes = {name for name, value in vars(ta.results).items() if inspect.isclass(value)} - public()
+    assert sorted(re.findall(r"^::: tiedattn_jax\.results\.(\w+)$", text, re.M)) == sorted(classes)
 
 
 def test_the_table_of_questions_names_every_function():

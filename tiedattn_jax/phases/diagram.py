@@ -167,6 +167,11 @@ class PhaseDiagram(Result, Tabular):
         return np.where(self.solved, code, 0)
 
     @property
+    def region_names(self) -> Shaped[np.ndarray, "Y X"]:
+        """The `region` of every cell in words."""
+        return np.array(REGIONS)[self.region]
+
+    @property
     def beats_linear(self) -> Bool[np.ndarray, "Y X"]:
         """Whether the global minimum generalises better than the linear baseline."""
         return self.gen_difference[0] < 0
@@ -321,7 +326,7 @@ class PhaseDiagram(Result, Tabular):
         by_cell = {
             "loss_difference": difference,
             "loss_difference_stderr": bar,
-            "region": np.array(REGIONS)[self.region],
+            "region": self.region_names,
             **self._minimum_columns(),
         }
         by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
