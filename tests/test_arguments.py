@@ -191,8 +191,9 @@ WITHOUT = {
     "critical_alpha_1rsb": "lines replicates seed",
     "gamp": "response",
     "linear_crossing_1rsb": "lines replicates seed",
-    "phase_diagram": "width out resume progress",
+    "phase_diagram": "numbers width out resume progress",
     "solve_1rsb": "s seed",
+    "sweep": "kappa numbers",
 }
 
 
