@@ -167,8 +167,9 @@ CHANGES = {
 WITHOUT = {
     "check": "even",
     "gamp": "response",
-    "phase_diagram": "width out resume progress",
+    "phase_diagram": "numbers width out resume progress",
     "solve_1rsb": "s seed",
+    "sweep": "kappa numbers",
     "transition_1rsb": "lines replicates seed",
 }
 

@@ -83,7 +83,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/faq.md": [
         "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
-        f"An event of `sweep` is searched at $\\alpha$ from {short(locate.SEARCH[-1])} to {short(locate.SEARCH[0])}",
+        f"searches for its first point at $\\alpha$ from {short(locate.SEARCH[-1])} to {short(locate.SEARCH[0])}",
         f"More than {UNRESOLVED} of the nodes",
         f"Below {percent(overlaps.ZERO)} of its largest possible size it counts as zero",
         f"({short(float(ta.Settings().damping))} is the default",

@@ -59,58 +59,38 @@ def sweep(
 
         sweep(model, "semantic", alpha=[0.5, 1.0, 2.0])         a branch, followed through alpha
         sweep(model, "semantic", alpha=2.0, sigma=values)       states through another number
-        sweep(model, "alpha_c", sigma=values)                   an event through a number
-        sweep(model, "alpha_c", sigma=values, follow=True)      the same event, followed from value to value
+        sweep(model, "alpha_c", sigma=values, follow=True)      an event, followed from value to value
         sweep(model, "alpha_c", omega=values, sigma=values)     an event over two numbers
-        sweep(models, "alpha_c")                                an event of every model in a list
-        sweep(model, "best lam", alpha=[0.5, 1.0, 2.0])         the best ridge through alpha
-        sweep(model, "landscape", omega=values, sigma=values)   the population risk over two numbers
+        sweep(models, "best lam", alpha=1.0)                    the best ridge of every model in a list
 
-    Every setting is computed independently, as by `solve`, `critical_alpha`, `linear_crossing`, `threshold`,
-    `best_ridge` or `landscape`. A failure at one setting does not affect the others. There are two exceptions:
-
-    - A branch through alpha alone is followed, from the largest alpha down to where it ends. The first alpha below the
-      end is kept, all smaller ones are left out. With ``follow=False`` every alpha is solved independently.
-    - An event through one number is followed with ``follow=True``. The points before it predict alpha and the states of
-      every replicate at the next point. A good prediction takes a single evaluation. "alpha_l" then costs as much as
-      "alpha_c" and both baselines together, because it coincides with one of the three.
+    Every setting is computed independently, as by `solve`, `critical_alpha` or `best_ridge`; a failure at one does not
+    affect the others. A branch through alpha alone is instead followed from the largest alpha down to the first one
+    beyond its end. An event through one number is followed with ``follow=True``: the points before predict the next
+    one, which then takes a single evaluation. "alpha_l" costs as much as the three events that it may be.
 
     Args:
-        model: attention layer and data; or a list of models of one kind, or of pairs (model, alpha), whose places in
-            the list are an axis "model".
-        question: a branch, "positional", "semantic", "uninformed", or None for any state; a name in `EVENTS` or
-            "alpha_l"; a threshold of the optimal learner, "weak_recovery" or "perfect_recovery", or of small starts of
-            gradient descent, "encodings separate" or "teacher separates"; "best " and the name of the number whose
-            value with the smallest test error is searched, as in `best_ridge`; or "landscape".
-        axes: axes that a keyword cannot name, such as ``Axis("mixing[0,1]", values)``, or ``Axis("angle", values,
-            put)`` with a function ``put(model, value)`` that returns the model with this value.
-        numbers: values of alpha or of numbers of the model by name, such as ``alpha=2.0, sigma=[0.4, 0.5]``. A single
-            value fixes the number, several are an axis. States and best values need alpha, the other questions refuse
-            it. Values along an axis increase; alphas through which a branch is followed may have any order, and values
-            through which an event is followed may decrease.
+        model: a model, or a list of models of one kind or of pairs (model, alpha): their places are an axis "model".
+        question: a branch, or None for any state; a name in `EVENTS` or "alpha_l"; a threshold of the optimal learner,
+            "weak_recovery" or "perfect_recovery", or of small starts of gradient descent, "encodings separate" or
+            "teacher separates"; "best " and the name of a number, as in `best_ridge`; or "landscape".
+        axes: what a keyword cannot name: ``Axis("mixing[0,1]", values)``, or ``Axis("angle", values, put)`` with a
+            function ``put(model, value)`` that returns the model with this value.
+        numbers: alpha and numbers of the model by name. A single value fixes the number, several increasing ones are an
+            axis; those that are followed may decrease. States and best values need alpha, other questions refuse it.
         nodes: recipe of the averages, or number of nodes; by default as in the function for one setting, for a branch
             that is followed `SIZES["curve"]`, for landscapes with a `size` 2^14 Sobol points.
-        follow: whether to follow a branch through alpha, or an event through one number, from setting to setting.
-        branch: branch of the best value. None stands for the global minimum of the training loss, as in `best_ridge`.
-        bracket: range of the best value, as in `best_ridge`.
+        follow: whether to follow; by default only a branch through alpha alone.
+        branch, bracket: branch of the best value, None for the global minimum, and its range, as in `best_ridge`.
         start: where an event that is followed is expected at the first value, as in `find_event`; by default the alphas
-            `SEARCH` are searched. "alpha_l" and thresholds take none.
-        sensitivities: whether to compute the exact slope of an event that is followed at every point. For events other
-            than alpha_c this compiles one more program.
+            `SEARCH` are searched.
+        sensitivities: whether every slope of an event that is followed is exact. This may compile one more program.
         kappa, size: as in `landscape`.
-        settings: tolerances; by default `CURVE_SETTINGS` for a branch that is followed, looser ones for an event that
-            is followed, because losses are stationary and starts are predicted, otherwise `Settings()`.
+        settings: tolerances; by default `Settings()`, and looser ones for what is followed from predicted starts.
         progress: called with the number of finished settings and the number of all settings.
 
-    Returns:
-        A `StateTable`, `EventTable`, `BestTable` or `LandscapeTable`.
-
     Raises:
-        InputError: the question or a number is unknown; values are not finite, in order and in range; there are more
-            than two axes; the models are of different kinds; alpha is missing, or given where it is searched; an option
-            is given beside a question that does not have it; nodes, settings or start are of the wrong kind; an event
-            that is followed does not happen at the first value (the message says what was found instead), or is a fold,
-            which `trace_branch` follows; or the search failed at all settings.
+        InputError: a question, number, option or model cannot be used, which the message explains; an event that is
+            followed is a fold or does not happen at the first value; or the search failed at all settings.
     """
     number = question.removeprefix(_BEST) if isinstance(question, str) and question.startswith(_BEST) else None
     if number is None:

@@ -4,7 +4,7 @@ The docstrings name the types of the results. The functions read fields of these
 compute no results. A band or a bar around a number reaches two error bars to either side.
 
 style          colours, labels, panels
-theory         branches along alpha and in arclength, the best ridge, the Bayes-optimal learner
-diagrams       a transition, boundaries, phase diagrams
+theory         pictures along one axis: branches, events, best values, numbers of tables, the optimal learner
+diagrams       pictures over two axes: phase diagrams, maps of tables; a transition
 simulations    training, message passing, instances, learning dynamics, the counting task
 """
