@@ -322,7 +322,7 @@ def _require_power_of_two(n: Any, name: str) -> None:
     require(n <= 2**30, name, n, "at most 2^30 for Sobol points")
 
 
-# What `nodes=` takes: None for the default recipe, a number for about so many nodes of it, another recipe, or a rule.
+# The argument `nodes`: None for the default recipe, a number for about so many nodes of it, another recipe, or a rule.
 AnyNodes = Recipe | Rule | int | np.integer | None
 
 # Sizes of the default recipe by use. Relative errors of the order parameters at the standard setting are 5e-4 with

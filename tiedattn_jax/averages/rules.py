@@ -35,8 +35,8 @@ from .program import counted
 
 REPLICATES = 4  # the fewest that give a useful error bar: by Student's law it is 1.65 standard errors
 # Nodes in memory together. A CPU takes as many as its caches hold; with twice as many it takes 20 % longer. The number
-# for accelerators is a guess. To measure it, time one `image_and_jacobian` per node of `Sobol(2**20)` for
-# blocks of 2^15 to 2^20, and take the smallest block within 10 % of the fastest.
+# for accelerators is a guess. To measure it, time one `Equations.answer` per node of `Sobol(2**20)` for blocks of 2^15
+# to 2^20, and take the smallest block within 10 % of the fastest.
 BLOCK, ACCELERATOR_BLOCK = 2**13, 2**17
 WIDE_BLOCK = 2**10  # beyond two fields, to be divided by their number, so that Hessians stay in the caches
 # Nodes of the coarse replicate. It is smaller beyond two fields, where its 25 evaluations, far from the state, cost

@@ -2,7 +2,7 @@
 
 errors         bad input, in one sentence
 report         how results print, are saved and drawn: one line, one page, tables, pictures
-results        what all results share: status, settings, replicates, and the error bar
+results        the common parts of all results: status, settings, replicates, and the error bar
 files          files that are written whole: results, tables, and what a long computation resumes from
 programs       compiled programs that are kept from one process to the next
 arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share

@@ -183,7 +183,7 @@ def folder_error(folder: Path, why: Exception, argument: str = "out") -> InputEr
 
 
 class Store:
-    """What a computation resumes from: a folder with its finished pieces, or one file with its latest state.
+    """Place from which a computation resumes: a folder with its finished pieces, or one file with its latest state.
 
     Every file is written whole, and says which computation it belongs to. A piece does not depend on who computes it:
     two runs that share a folder write equal pieces.

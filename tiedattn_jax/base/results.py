@@ -1,4 +1,4 @@
-"""What all results share: status, settings, replicates, and the error bar.
+"""The common parts of all results: status, settings, replicates, and the error bar.
 
 A result that was averaged over replicates lists what it shows in class variables, see `Replicated`; its `to_dict`, its
 line and its page follow from them.

@@ -135,7 +135,7 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
     nor the encodings matter as long as omega is below one, because they are known. The teacher's entries are Gaussian
     with the second moments of the law.
 
-    Works under `jit`, `vmap` and `grad`; derivatives follow from the implicit function theorem, in every order.
+    The function works under `jit`, `vmap` and `grad`. The implicit function theorem gives derivatives of every order.
 
     Args:
         model: the data and the target; `lam` and a ridge do not matter.

@@ -86,7 +86,7 @@ class Training(Result):
         return self.status == Status.converged
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot losses, accuracy and shares epoch by epoch; see `plotting.counting.learning_figure`.
+        """Plot losses, accuracy and shares epoch by epoch; see `plotting.simulations.learning_figure`.
 
         Args:
             ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss",

@@ -373,7 +373,7 @@ def words_of(label: int) -> str:
 def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNodes = None) -> Landscape:
     """Return the population risk at its candidates for a minimum, and its curvatures at the origin.
 
-    Works under `jit`, `vmap` and `grad`.
+    The function works under `jit`, `vmap` and `grad`.
 
     Args:
         model: any smooth, even layer with independent tokens whose covariances have one eigenvalue each.

@@ -256,7 +256,7 @@ def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Ar
     zero_below = 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f))  # a start at the event does not count
     rises = (f[:-1] < -zero_below) & (f[1:] > 0)
     k, happens, width = jnp.argmax(rises), jnp.any(rises), t[1] - t[0]
-    # Where nothing happens, numbers that do no harm: derivatives of the unused branch must be finite.
+    # Where nothing happens, harmless numbers are used: derivatives of the unused branch must be finite.
     ends = [jnp.where(happens, a, safe) for a, safe in ((f[k], -1.0), (f[k + 1], 1.0))]
     slopes = [jnp.where(happens, width * a, 2.0) for a in (slope[k], slope[k + 1])]
 

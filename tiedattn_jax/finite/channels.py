@@ -55,7 +55,7 @@ _COLLINEAR = 10  # first steps take derivatives: fields of the student may be mu
 
 
 class State(eqx.Module):
-    """What one step of message passing makes of another one: estimate, variances, messages."""
+    """State of message passing, from which a step makes the next one: estimate, variances, messages."""
 
     Q: Float[Array, "d r"]
     C: Float[Array, "#d r r"]

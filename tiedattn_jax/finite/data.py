@@ -64,8 +64,8 @@ class Sample(Printed):
     """A sample of sentences, by all but their inputs: `Data` stores these, and `DataOnDemand` draws their products.
 
     Message passing and training see the inputs X_l through two products only, `student_fields` and `back_project`.
-    What sentences that are drawn on demand have revealed is the memory, which goes through all products in turn; it is
-    None for stored ones.
+    The memory holds what sentences that are drawn on demand have revealed. It goes through all products in turn, and is
+    None for stored sentences.
 
     Attributes: as in `Data`.
     """
@@ -186,7 +186,7 @@ class Sample(Printed):
 
     @property
     def fields(self) -> Float[Array, "L t n"]:
-        """Local fields of the teacher, followed by those of the noise, in the layout of `prox`.
+        """Local fields of the teacher, followed by those of the noise, in the layout of `ProxProblem.y`.
 
         Raises:
             InputError: if only exact labels are known.

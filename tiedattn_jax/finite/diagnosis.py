@@ -155,7 +155,7 @@ class Finding(NamedTuple):
 
 
 class Diagnosis(Printed):
-    """What of a model's law sentences fulfil; each property is a `Finding`.
+    """Comparison of sentences with the law of a model; each property is a `Finding`.
 
     Attributes:
         variance: variance of the entries over the model's.
@@ -252,7 +252,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     return Diagnosis(**findings)
 
 
-# What follows if the data do not have a property.
+# The advice of each property, for data that do not have it.
 _TEXTS = {
     "variance": "theory and data are of one setting if this is one: give the model the variance of the data",
     "mean": "a mean acts like an encoding: subtract it, or give it as encodings or as the mean of a class",

@@ -206,7 +206,7 @@ def gamp(
     key: PRNGKeyArray | None = None,
     scale: Number | None = None,
 ) -> GAMP:
-    """GAMP (Algorithm 1) with one Onsager term per token and variances of r x r.
+    """Run GAMP (Algorithm 1) with one Onsager term per token and variances of r x r.
 
     One step, with ``Var(X_li) = gamma_li / d``::
 

@@ -41,7 +41,7 @@ BLOCK = 32
 
 
 class Revealed(eqx.Module):
-    """What products on one side of the matrices have revealed: directions, and what the matrices make of them.
+    """Directions that products on one side of the matrices have revealed, and their images under the matrices.
 
     Attributes:
         basis: orthonormal vectors, in blocks; zero beyond `count`. All matrices have the same if S = 1.

@@ -249,7 +249,7 @@ def train(
     matrix W is trained, too: L-BFGS sets it to its minimum at the weights of every step; gradient descent and Adam
     train it together with the weights, starting from the identity, and `tol` also applies to the gradient in W.
 
-    Works under `jit` and under `vmap` over instances.
+    The function works under `jit` and under `vmap` over instances.
 
     Args:
         model: loss, ridge and penalty; the ridge is the weight decay.
@@ -268,7 +268,7 @@ def train(
         tol: largest entry of the gradient at which to stop.
         exact: whether to train on the exact labels; see `risk`.
         value: ridge, zero or more, that pulls a value matrix to the identity; None for a layer without a value matrix.
-            What lambda is to the weights this is to the matrix: ``value=model.lam``. Training is then on exact labels;
+            It is to the matrix what lambda is to the weights: ``value=model.lam``. Training is then on exact labels;
             `data` are stored, and the model has a method `student` and no penalty. Among the other functions only
             `heldout_error` and `run_instances` with ``theory=False`` support a value matrix.
         labels: exact labels that a layer with a value matrix learns; by default ``data.raw_labels(model)``.

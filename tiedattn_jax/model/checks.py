@@ -405,7 +405,7 @@ def kink(model: Model, labels: list[Float[Array, "L _"]], sign: int) -> tuple[fl
 
     Returns:
         The jump relative to the largest slope on its line, never negative; it is zero, to rounding, without such a
-        kink. And the fields of the student where it is.
+        kink. The second value is the fields of the student at its place.
     """
     (L, r, _), dtype = model.shape, model.lam.dtype
     lines = np.random.default_rng(1).standard_normal((2, _LINES, L, r)) * float(model.field_scale)
@@ -416,7 +416,7 @@ def kink(model: Model, labels: list[Float[Array, "L _"]], sign: int) -> tuple[fl
         arrays = (jnp.asarray(a, dtype) for a in (*lines, s))
         slope, bend = (np.nan_to_num(np.asarray(a, float)) for a in _slopes(model, *arrays, *labels))
         scale, width = np.maximum(scale, np.max(np.abs(slope), 1)), width / (_POINTS - 1)
-        # How much more the slope changes from one place to the next than its derivatives there explain.
+        # The change of the slope from one place to the next, less what its derivatives there explain.
         excess = sign * (np.diff(slope) - 0.5 * width * (bend[:, 1:] + bend[:, :-1]))
         low = s[np.arange(_LINES), np.argmax(excess, 1)]
     jump = np.maximum(np.max(excess, 1), 0.0) / np.where(scale > 0, scale, 1.0)

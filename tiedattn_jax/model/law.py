@@ -327,7 +327,7 @@ class SpectralLaw(Printed):
         Args:
             variances: variances of the classes, positive.
             sentences: shares of the kinds of sentences by the classes of their tokens, see `TokenClassMixture.of`.
-            encodings: coefficients on e orthonormal directions, of norm O(1), as in `dot_product`.
+            encodings: coefficients on e orthonormal directions, of norm O(1), as in `DotProduct`.
             means: mu_s on the same directions; by default zero.
             teacher: Q*^T Q* / d: a number, or a (t, t) positive definite matrix.
             teacher_means: means of the teacher's fields, ``Q*^T mu_s / sqrt(d)``, (S, t), or (S,) for t = 1; by default

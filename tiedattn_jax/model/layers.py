@@ -156,7 +156,7 @@ class AttentionLayer(Model):
 
     @classmethod
     def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
-        """Number of columns of a teacher that is given as a number."""
+        """Return the number of columns of a teacher that is given as a number."""
         return 1
 
     def __check_init__(self) -> None:

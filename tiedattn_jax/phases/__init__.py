@@ -10,7 +10,7 @@ places         where the test error can be smallest along a number
 best           the best ridge, or the best value of another number
 sweep          one question asked of many settings
 table          the answers: numbers, rows, files, pictures
-questions      what tables of states, events, best values and landscapes have
+questions      the tables of states, events, best values and landscapes
 trace          events followed through a number of the model
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files

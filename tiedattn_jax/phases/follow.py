@@ -1,8 +1,8 @@
 """Natural continuation: a branch from one setting to the next, with one predictor and one test of existence.
 
-`Follower.advance` is the step, as a path of the pool. The predictor is the secant through the last two states, in every
-replicate of the averages, so that a setting costs two or three Newton steps. `Follower.search` decides whether the
-branch exists. Curves and rows of a diagram are made of such steps; boundaries use the same predictor.
+`Follower.advance` is the step, as a path, see `theory.paths`. The predictor is the secant through the last two states,
+in every replicate of the averages, so that a setting costs two or three Newton steps. `Follower.search` decides whether
+the branch exists. Curves and rows of a diagram are made of such steps; `trace` and `places` use the same predictor.
 
 `prepared` checks the arguments that all calls of this room share, before anything is compiled.
 """

@@ -153,7 +153,7 @@ class _Engine(NamedTuple):
     width: int | None
 
     def run(self, paths: Iterable[Path], **options: Any) -> list[Any]:
-        """Run paths on the devices; see `pool.run`."""
+        """Run paths on the devices; see `theory.engine.run`."""
         return pool.run(paths, width=self.width, devices=self.devices, **options)
 
 

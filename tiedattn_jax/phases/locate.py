@@ -117,7 +117,8 @@ class Guess(NamedTuple):
     reach: float = np.inf
 
 
-# Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches.
+# Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches, which are
+# tables of their states along alpha.
 Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[StateTable]
 
 
@@ -182,10 +183,10 @@ def _numbers(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
 
 
 class Zero(NamedTuple):
-    """The number of an event at one value of the number that is searched, such as alpha; or the outcome of a search.
+    """An event's number and its states at one place of a search; also the outcome of the search.
 
     Attributes:
-        at: the value, for a fold one of every replicate.
+        at: the place, a value of what is searched, such as alpha; for a fold one of every replicate.
         states: the states there.
         value: the event's number in every replicate, NaN in those that lack a state.
         rates: its derivatives in the other numbers of the setting, see `Search.derivatives`; None if not requested.
@@ -427,7 +428,7 @@ def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Arra
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
-    """Convert what `event_path` returned to a result that is differentiable in `model`, the caller's model."""
+    """Convert a `Zero`, None if there is no fold, to a result that is differentiable in `model`, that of the caller."""
     if zero is None:
         nan = jnp.full((1,), jnp.nan, model.lam.dtype)
         return Transition.of(nan, status=Status.absent, event=event.name)

@@ -1,4 +1,4 @@
-"""What the tables of each kind of question have: states of a branch, events, best values, landscapes of the risk."""
+"""The tables of each kind of question: states of a branch, events, best values, landscapes of the risk."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Table(Result, Tabular):
     axes: tuple[Float[np.ndarray, " _"], ...]
     cells: tuple[Any, ...]
 
-    # What subclasses say of their cells: the number that is read, printed and drawn unless another one is named; the
+    # Subclasses say of their cells: the number that is read, printed and drawn unless another one is named; the
     # word for a cell with a result; the columns that are printed, all if there are none; and the pictures, functions of
     # `plotting.theory` along one axis and of `plotting.diagrams` over two.
     main: ClassVar[str]

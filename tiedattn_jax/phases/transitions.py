@@ -65,10 +65,11 @@ def critical_alpha(
     Args:
         model: attention layer and data.
         nodes: recipe of the averages, or number of nodes; see `make_rule`.
-        bracket: range of alpha that is searched.
+        bracket: range of alpha that is searched if there is no start, or if curves do not cross in it. It does not
+            limit a search that starts from states.
         start: guess for the crossing: the positional and the semantic `FixedPoint` at one alpha near it, such as the
-            `branches` of a neighbouring model's transition, or both branches as curves. By default the bracket is
-            searched on the coarse replicate.
+            `branches` of a neighbouring model's transition, or both branches as curves, the tables that `sweep`
+            returns. By default the bracket is searched on the coarse replicate.
         settings: tolerances; by default `Settings()`.
 
     Returns:

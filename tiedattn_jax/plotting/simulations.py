@@ -118,7 +118,7 @@ def trajectory_figure(path: Any, ax: Target = None) -> Any:
     Overlaps are drawn as sizes of projections: the root of what the teacher, or the encodings, explain of tr R.
 
     Args:
-        path: `dynamics.trajectory.Trajectory`.
+        path: `dynamics.sgd.Trajectory`.
         ax: axes for the panels "order" and "loss", see `style.panels`.
 
     Raises:

@@ -16,8 +16,8 @@ Words of this room:
 
 - A replicate is an independent copy of the averages; the scatter of the replicates gives the error bars.
 - The coarse replicate has the fewest nodes. A search from a far start begins on it, the others start where it ends.
-- A lane is one root search: one setting, one branch, one replicate, one start. It ends with a `State`.
-- A path is a generator that yields lanes and other paths, and is sent their results; `solve` is one, a sweep is one.
+- A lane is one root search: one setting, one branch, one replicate, one start. It ends with a `State` of it.
+- A path is a generator that yields lanes and other paths, and is sent their results; `solve` runs one, `sweep` many.
 - The pool runs the lanes of many paths at once, so that no lane waits for the slowest.
 - A slot is the place of a lane in one batched call on an accelerator; a waiting lane takes the slot of one that ended.
 - An answer is what Newton's method asks for at one place: the map, its Jacobian, and the sums of an evaluation.

@@ -89,7 +89,7 @@ Sums = Callable[[Model, Overlaps, Points], PyTree]
 
 
 def no_sums(model: Model, x: Overlaps, points: Points) -> tuple:
-    """Return no further sums; the default of `channel_gradient`."""
+    """Return no further sums: the default of functions that take `Sums`."""
     return ()
 
 

@@ -105,7 +105,7 @@ def solve(
 
 
 class Request(NamedTuple):
-    """The arguments of `solve`, checked and with their defaults filled in; nothing inside checks them again."""
+    """The arguments of `solve` after their checks, with default settings; `nodes` and `start` may be missing."""
 
     model: Model
     alpha: Float[Array, ""]
@@ -270,7 +270,7 @@ def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[n
 
 
 class Problem(NamedTuple):
-    """A branch at one setting: all fields of a `Lane` except the start.
+    """A branch at one setting: the fields that the lanes of a solve share.
 
     Attributes:
         model, alpha: the setting; their numbers are concrete.
@@ -342,7 +342,7 @@ def _trace(q: Float[Array, "L r r"]) -> Float[Array, " L"]:
 
 
 def with_replicate_axis(x: Overlaps, replicates: int) -> Overlaps:
-    """Give overlaps a leading replicate axis, unless they have one; on the host."""
+    """Give overlaps a leading replicate axis, on the host, unless they have one."""
     if x.m.ndim == 3:
         return x
     return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (replicates, *np.shape(a))), x)
@@ -450,7 +450,7 @@ def _refined(request: Request, rtol: float) -> FixedPoint:
 
 
 def _relative_error(point: FixedPoint) -> float:
-    """Largest relative error bar of order parameters and training loss; infinite if the state is not usable."""
+    """Return the largest relative error bar of order parameters and training loss; infinite for an unusable state."""
     numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
     relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
     error = max(float(jnp.max(a)) for a in relative)

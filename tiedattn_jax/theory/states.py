@@ -28,7 +28,10 @@ _SHOWN = 5e-4  # the printed report of a state mentions a share of unresolved no
 
 
 class State(eqx.Module):
-    """Fixed points in all replicates of the averages; the leading axis of every array is that of the R replicates."""
+    """Fixed points in all replicates of the averages; the leading axis of every array is that of the R replicates.
+
+    The result of one `Lane` is a state of a single replicate, without this axis.
+    """
 
     overlaps: Overlaps
     conjugates: Conjugates
