@@ -315,7 +315,7 @@ MODELS = {
         lambda: with_means(tau_mean=[[2.0, -2.0]]),
         r"law\(\) must have second moments that are no smaller",
     ),
-    "no model": (lambda: 3.0, "model must be a tiedattn_jax.Model, such as dot_product"),
+    "no model": (lambda: 3.0, "model must be a tiedattn_jax.Model, such as DotProduct"),
 }
 
 

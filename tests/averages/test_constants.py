@@ -7,6 +7,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
+from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.model.law import SpectralLaw
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -60,7 +61,7 @@ def test_the_proximal_operator_is_that_of_the_library(model, nodes, layer):
     custom = layer(lam=model.lam, omega=model.omega)
     h, y = 0.5 * nodes.stack.student[0, ..., :256], 0.5 * nodes.stack.teacher[0, ..., :256]
     V = jnp.full((2, 1, 1), 12.0)
-    result, expected = (jax.jit(px.prox)(m, h, V, y) for m in (custom, model))
+    result, expected = (jax.jit(lambda m: px.prox(ProxProblem(m, V, y), h))(m) for m in (custom, model))
     np.testing.assert_allclose(result.z, expected.z, atol=1e-10)
     assert result.z.dtype == h.dtype and bool(jnp.all(result.converged))
 

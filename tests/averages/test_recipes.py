@@ -94,7 +94,7 @@ def test_fields_of_a_model(model):
     assert Fields.of(fields) is fields and hash(fields) == hash(Fields.of(ta.DotProduct(omega=0.7)))
     assert Fields.of(model, student=3).shape == (2, 3, 1) and Fields.of(model, student=0).count == 2
     assert Fields.of(ta.ReLUAttention()).nonsmooth and not fields.nonsmooth
-    noisy = Noisy.of()
+    noisy = Noisy()
     assert Fields.of(noisy).noise and Fields.of(noisy).teacher == noisy.shape[2] + noisy.noise
     assert same(ta.Sobol(16).rule(fields), ta.Sobol(16).rule(model))
     assert same(ta.Lines(3).rule(fields), ta.Lines(3).rule(model))
@@ -131,7 +131,7 @@ def test_public_functions_take_recipes(model):
 def test_default_recipes(model):
     assert default_recipe(model) == ta.Lines(9) and default_recipe(model, SIZES["transition"]) == ta.Lines(7)
     assert default_recipe(model, 1, **COMMON) == ta.Lines(5, **COMMON)
-    for other in (ta.DotProduct(rank=2), ta.ReLUAttention(), Noisy.of()):
+    for other in (ta.DotProduct(rank=2), ta.ReLUAttention(), Noisy()):
         assert default_recipe(other, 3000, **COMMON) == ta.Sobol(2**12, **COMMON)  # the nearest power of two
     assert smooth_recipe(model, "sgd") == ta.GaussHermite(10, least_weight=1e-10, replicates=2, block=10**4)
     assert smooth_recipe(model, "optimal") == ta.GaussHermite(12, least_weight=1e-10, replicates=3)

@@ -148,7 +148,7 @@ def test_other_files(tmp_path):
         path.write_bytes(packed(about, {}))
         with pytest.raises(ta.InputError, match="path needs the class"):
             ta.load(path)
-    about = {"result": {"class": "tiedattn_jax.base.report:Average", "fields": {"value": 1.0}}}
+    about = {"result": {"class": "tiedattn_jax.base.results:Average", "fields": {"value": 1.0}}}
     path.write_bytes(packed(about, {}))
     with pytest.raises(ta.InputError, match="path must be of this version of Average"):
         ta.load(path)

@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.bayes import channel
 from tiedattn_jax.bayes.fixed_points import noise_of
 from tiedattn_jax.model.overlaps import Overlaps
-from tiedattn_jax.theory.observables import gen_error_in
+from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear
 
 SIGMA_SQUARE = 0.25
 
@@ -57,7 +57,7 @@ def test_errors(model):
     grid = ta.GaussHermite(24, replicates=2)
     blind = ta.bayes(model, 0.1, nodes=grid)
     assert float(jnp.max(blind.q)) == 0
-    linear = ta.gen_error_linear(model, ta.GaussHermite(32).rule(model)).value
+    linear = gen_error_linear(model, ta.GaussHermite(32).rule(model)).value
     assert float(blind.gen_error) == pytest.approx(float(linear), rel=1e-8)
     known = ta.bayes(model, 0.7)
     assert float(known.gen_error) < 1e-14 and float(jnp.min(known.q)) == pytest.approx(SIGMA_SQUARE, abs=1e-10)

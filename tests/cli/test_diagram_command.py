@@ -65,8 +65,9 @@ def test_other_axes(capsys, monkeypatch):
     assert arguments["x"].name == "alpha" and "alpha" not in arguments
     np.testing.assert_allclose(arguments["x"].values, np.linspace(0.1, 2, 25))
     np.testing.assert_allclose(arguments["y"].values, np.linspace(0.02, 0.5, 25))
-    assert main(["diagram", "--alpha", "1", "--nodes", "1024"]) == 130
-    assert arguments["alpha"] == 1.0  # which `phase_diagram` refuses, because alpha is an axis
+    with pytest.raises(SystemExit):
+        main(["diagram", "--alpha", "1", "--nodes", "1024"])
+    assert "--alpha: must be left out where alpha is an axis" in capsys.readouterr().err
 
 
 def test_progress(capsys, monkeypatch):

@@ -73,7 +73,7 @@ def test_only_the_preimages_are_used(model):
 
 def test_the_spectral_start_has_its_predicted_overlap():
     for kind, alpha in ((ta.DotProduct, 0.75), (Noisy, 1.0)):
-        model, data = instance(kind.of(), 1000, alpha, 3)
+        model, data = instance(kind(), 1000, alpha, 3)
         direction = ta.spectral_direction(model, data)
         assert float(jnp.linalg.norm(direction)) == pytest.approx(1000**0.5)
         assert cosine(direction, data.teacher) == pytest.approx(
@@ -153,7 +153,7 @@ def test_bad_input(model):
 def test_twelve_instances(kind, alpha):
     differences = []
     for seed in range(12):
-        model, data = instance(kind.of(), 2000, alpha, seed)
+        model, data = instance(kind(), 2000, alpha, seed)
         estimate = ta.posterior_mean(model, data, key=jax.random.key(seed + 100), steps=1000)
         differences.append(float(jnp.mean(estimate.q) / jnp.mean(ta.bayes(model, alpha).q)) - 1)
     assert abs(np.mean(differences)) < 2.5 * np.std(differences, ddof=1) / 12**0.5 + 0.005

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory.observables import gen_error_linear
 
 
 def test_two_token_softmax_is_the_sigmoid_form(model):
@@ -71,10 +72,10 @@ def test_what_a_layer_offers_is_declared(model):
     with pytest.raises(NotImplementedError, match="target"):
         bare.target(jnp.ones((2, 1)))
     with pytest.raises(ta.InputError, match="target"):
-        ta.gen_error_linear(bare, ta.Sobol(64).rule(model))
+        gen_error_linear(bare, ta.Sobol(64).rule(model))
     misspelt = Misspelt(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     with pytest.raises(AttributeError, match="omga"):
-        ta.gen_error_linear(misspelt, ta.Sobol(64).rule(model))
+        gen_error_linear(misspelt, ta.Sobol(64).rule(model))
 
 
 def test_numbers_can_be_traced():

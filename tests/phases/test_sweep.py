@@ -360,8 +360,8 @@ def test_cells_are_single_searches(solved_map, lines):
 def test_a_threshold_over_two_numbers():
     """Thresholds need no search: they are those of the single models."""
     result = ta.sweep(ta.DotProduct(), "encodings separate", omega=[0.3, 0.4], sigma=[0.5, 0.6])
-    single = ta.separation(ta.DotProduct(omega=0.3, sigma=0.6))
-    np.testing.assert_allclose(result.alpha[0, 1], single.encodings, rtol=1e-12)
+    single = ta.threshold(ta.DotProduct(omega=0.3, sigma=0.6), "encodings separate")
+    np.testing.assert_allclose(result.alpha[0, 1], single.alpha, rtol=1e-12)
     assert result.names == ("omega", "sigma") and result.event == "encodings separate"
 
 
@@ -370,16 +370,16 @@ def with_gap(lines, monkeypatch):
     """Events at 3 x 2 settings without a solve: alpha is 1 + a + b, one has no event, and one search fails."""
     seen = []
 
-    def path(model, event, nodes, settings):
-        seen.append((event, nodes, settings))
-        a, b = (float(model.mixing[k, 1 - k]) for k in (0, 1))
+    def path(event, search):
+        seen.append((event, search.nodes, search.settings))
+        a, b = (float(search.model.mixing[k, 1 - k]) for k in (0, 1))
         if (round(a, 6), round(b, 6)) == (0.3, 0.4):
             raise ta.InputError("event", "must happen, there is none")
         if (round(a, 6), round(b, 6)) == (0.1, 0.5):
             raise ZeroDivisionError("of the loss")
         return (yield from made.finished_path(made.transition(alpha=1 + a + b, event=event)))
 
-    monkeypatch.setattr(sweep_module, "_event", path)
+    monkeypatch.setattr(sweep_module, "transition_path", path)
     settings = ta.Settings(tol=1e-4)
     axes = mixing([0.1, 0.2, 0.3], [0.4, 0.5])
     result = ta.sweep(ta.DotProduct(), "semantic instability", *axes, nodes=lines, settings=settings)
@@ -453,7 +453,7 @@ def test_all_cells_fail(lines, monkeypatch):
         raise ta.InputError("event", "must happen, there is none")
         yield
 
-    monkeypatch.setattr(sweep_module, "_event", path)
+    monkeypatch.setattr(sweep_module, "transition_path", path)
     with pytest.raises(ta.InputError, match="event must happen") as raised:
         ta.sweep(ta.DotProduct(), "alpha_c", *mixing(A, B), nodes=lines)
     assert raised.value.__notes__ == ["This happened at mixing[0,1] = 0.38, mixing[1,0] = 0.4."]
@@ -505,6 +505,7 @@ def test_one_sentence_about_the_argument(model, lines, change, sentence):
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_models_of_a_list_are_of_one_kind(model, lines, monkeypatch):
     def forbidden(*_):
         raise AssertionError("something was solved before the models were checked")

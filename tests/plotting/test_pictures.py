@@ -657,7 +657,10 @@ def risks():
     """Two landscapes with different risks of both candidates."""
     zero = dict.fromkeys(Landscape.SHOWN, 0.0)
     numbers = [Namespace(**{**zero, "semantic": a, "positional": a + 0.2}) for a in (0.1, 0.2)]
-    return tuple(Namespace(status=0, ok=True, label=0, mean=a, stderr=Namespace(**zero)) for a in numbers)
+    return tuple(
+        Namespace(status=0, ok=True, label=0, mean=a, stderr=Namespace(**zero), numbers=lambda a=a: (vars(a), zero))
+        for a in numbers
+    )
 
 
 def test_theory_beside_message_passing():
@@ -690,7 +693,7 @@ PICTURES = {
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
     "Emergence": (growing, "square growth"),
     "EventTable": (lambda: BOUNDARY, "alpha"),
-    "GAMP": (message_passing, "q theta m residual"),
+    "MessagePassing": (message_passing, "q theta m residual"),
     "LandscapeTable": (landscapes, "label"),
     "Instances": (drawn_instances, "train_loss gen_error q theta m"),
     "PhaseDiagram": (diagram, "train_loss gen_error"),
@@ -728,7 +731,7 @@ def test_the_page_names_all_panels():
     for results, panel_names in re.findall(r"^\| (`\w.*?) \| (`.*) \|$", page, re.M):
         for result in re.findall(r"`([\w.]+)`", results):
             named[result] = [name for name in re.findall(r"`(\w+)`", panel_names) if name != "Axes"]
-    public = {"counting.Training": "histogram.Training", "finite.Training": "Training"}
+    public = {"counting.Training": "histogram.Training", "finite.Training": "Training", "MessagePassing": "GAMP"}
     assert named == {public.get(name, name): panel_names.split() for name, (_, panel_names) in PICTURES.items()}
 
 

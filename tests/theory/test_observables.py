@@ -15,7 +15,13 @@ from tiedattn_jax.averages.rules import Jumps, Points, Rule, average, fields
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.observables import gen_error, growth_moments, growths_in, second_minimum_share
+from tiedattn_jax.theory.observables import (
+    gen_error,
+    gen_error_linear,
+    growth_moments,
+    growths_in,
+    second_minimum_share,
+)
 from tiedattn_jax.theory.potentials import points_in
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -31,7 +37,7 @@ def test_errors_against_plain_monte_carlo(model, nodes, solved):
     assert abs(error.value - losses.mean()) < 4 * losses.std() / 100_000**0.5 + 3 * error.stderr
     T = jax.vmap(model.target, in_axes=-1)(y)
     spread = 0.5 * 0.25 * jnp.sum((T - T.mean(0)) ** 2, (1, 2))
-    linear = ta.gen_error_linear(model, nodes)
+    linear = gen_error_linear(model, nodes)
     assert abs(linear.value - spread.mean()) < 4 * spread.std() / 100_000**0.5 + 3 * linear.stderr
     fp = solved(2.0, "semantic")
     np.testing.assert_allclose(fp.gen_error_linear, linear.value, rtol=1e-10)
@@ -182,13 +188,13 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
     T = jax.vmap(model.target, in_axes=-1)(0.5 * teacher)
     mean, square = (jnp.tensordot(weight, a, 1) for a in (T, T**2))
     np.testing.assert_allclose(
-        ta.gen_error_linear(unequal, rule).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2])), rtol=1e-8
+        gen_error_linear(unequal, rule).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2])), rtol=1e-8
     )
 
 
 def test_the_baseline_does_not_see_blocks(model):
     whole, split = (ta.Sobol(2**10, replicates=1, block=size).rule(model) for size in (2**10, 2**8))
-    whole_error, split_error = (ta.gen_error_linear(model, nodes).value for nodes in (whole, split))
+    whole_error, split_error = (gen_error_linear(model, nodes).value for nodes in (whole, split))
     np.testing.assert_allclose(whole_error, split_error, rtol=1e-10)
 
 

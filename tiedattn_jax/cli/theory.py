@@ -230,6 +230,10 @@ def run_diagram(args: argparse.Namespace) -> Report:
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = (Axis(name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
     alpha_is_free = "alpha" not in (x.name, y.name)
+    if x.name == y.name:
+        raise InputError("y", f"must be an axis of another number than --x, got {' '.join(args.y)!r}")
+    if args.alpha is not None and not alpha_is_free:
+        raise InputError("alpha", f"must be left out where alpha is an axis of the grid, got {args.alpha}")
     if args.optimal and alpha_is_free:
         raise InputError("optimal", "must be left out where alpha is not an axis of the grid")
     nodes = nodes_of(args, model)
@@ -239,18 +243,21 @@ def run_diagram(args: argparse.Namespace) -> Report:
             other = x if y.name == "alpha" else y
             for event in RECOVERIES:
                 recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
-        alpha = (args.alpha or ALPHA["alpha"]["default"]) if alpha_is_free else args.alpha
-        diagram = phase_diagram(
-            model,
-            x,
-            y,
-            nodes=nodes,
-            **({} if alpha is None else {"alpha": alpha}),
-            devices=args.devices,
-            out=None if args.out is None else args.out / "tracks",
-            resume=args.resume,
-            progress=stage("both branches"),
-        )
+        try:
+            diagram = phase_diagram(
+                model,
+                x,
+                y,
+                nodes=nodes,
+                **({"alpha": args.alpha or ALPHA["alpha"]["default"]} if alpha_is_free else {}),
+                devices=args.devices,
+                out=None if args.out is None else args.out / "tracks",
+                resume=args.resume,
+                progress=stage("both branches"),
+            )
+        except InputError as problem:
+            option = {x.name: "x", y.name: "y"}.get(problem.argument, problem.argument)
+            raise InputError(option, problem.problem) from None
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.arrays import Number
-from ..base.errors import InputError, array_of, as_number, require, require_kind
+from ..base.errors import InputError, array_of, as_number, require, require_kind, require_precision
 from .checks import check_numbers
 from .model import Model
 
@@ -163,6 +163,8 @@ def axes_of(
         InputError: an axis is none, see `Axis.checked`, or two have the same name; a fixed number is unknown, not one
             number, or out of the model's range.
     """
+    if eqx.is_array(model.lam):
+        require_precision(model.lam.dtype, "lam")
     for axis in axes:
         require_kind(axis, "axes", Axis, 'made by Axis, such as Axis("mixing[0,1]", [0.3, 0.4])')
     alpha, several = None, dict[str, Axis]()

@@ -224,10 +224,10 @@ class BestTable(Table):
     def _slope(self, point: Any, value: float) -> float:
         """Return the derivative of the smallest test error along the axis; NaN if that is no number of the model."""
         if self.parameter == "alpha":
-            return float(point.gen_error_by_alpha.value)
+            return float(point.gen_error.by_alpha.value)
         with contextlib.suppress(InputError):
             Parameter(self.parameter).read(point.state.model, None, "axis")
-            return Parameter(self.parameter).slope(point.gen_error_sensitivities, point.state.model, value)
+            return Parameter(self.parameter).slope(point.gen_error.sensitivities, point.state.model, value)
         return np.nan
 
     def _has_result(self, cell: Any) -> bool:

@@ -21,6 +21,7 @@ from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, with_error
 from ..base.results import Average, Result, Status
 from ..theory.paths import Failure
+from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 
 MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
@@ -138,7 +139,7 @@ class Table(Result, Tabular):
         if self._is_column(number):
             return self._columns[str(number)][0]
         found = (_reader(number)(cell) if found else None for cell, found in self._with_found())
-        return self._array([a.value if isinstance(a, Average) else a for a in found]).astype(float)
+        return self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in found]).astype(float)
 
     def stderr(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
         """Return the error bar of a number at every setting, (*shape, ...); NaN where there is no result.
@@ -160,7 +161,7 @@ class Table(Result, Tabular):
     def _bar(self, cell: Any, number: Reader) -> Any:
         if isinstance(number, str):
             value, head = attrgetter(number)(cell), number.partition(".")[0]
-            if isinstance(value, Average):
+            if isinstance(value, (Average, Quantity)):
                 return value.stderr
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)

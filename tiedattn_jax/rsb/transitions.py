@@ -194,7 +194,7 @@ def _moved(
 ) -> OneRSBTransition:
     """Return an RS transition moved by `shifts`, differentiable in the caller's `model`; see `_Shift`."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
-    rs = eqx.tree_at(lambda t: t.alpha, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
+    rs = eqx.tree_at(lambda t: t.value, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
     shift = Average(jnp.mean(with_sensitivities(shifts, slopes, model)), error_bar(shifts))
     return OneRSBTransition(
         value=rs.alpha + shift.value,
