@@ -424,7 +424,7 @@ def test_files(with_gap, tmp_path):
     loaded = ta.load(tmp_path / "map.npz")
     assert type(loaded) is EventTable and loaded == with_gap and str(loaded) == str(with_gap)
     assert ta.results.Table.load(tmp_path / "map.npz") == with_gap
-    assert eqx.tree_at(lambda t: t.cells[0].alpha, with_gap, jnp.asarray(1.1)) != with_gap
+    assert eqx.tree_at(lambda t: t.cells[0].value, with_gap, jnp.asarray(1.1)) != with_gap
     text = with_gap.to_csv(tmp_path / "map.csv")
     rows = list(csv.DictReader(text.splitlines()))
     assert (tmp_path / "map.csv").read_text() == text and len(rows) == 6

@@ -36,6 +36,7 @@ from tiedattn_jax.plotting.simulations import (
 )
 from tiedattn_jax.plotting.style import COLOURS, LABELS, is_geometric, panels
 from tiedattn_jax.plotting.theory import boundary_figure, branch_figure, optimal_figure, path_figure, table_figure
+from tiedattn_jax.theory.quantities import Quantity
 
 
 def point(value, growth, *, bar=False):
@@ -678,9 +679,9 @@ def best_values():
     cells = []
     for k, branch in enumerate(("positional", "semantic")):
         state, rate = Namespace(branch=branch, gen_error_linear=0.5), ta.Average(np.array(0.1), np.array(0.0))
-        error = ta.Average(np.array(0.3 + 0.1 * k), np.array(0.01))
+        error = Quantity(np.array(0.3 + 0.1 * k), np.array(0.01), np.array(0), by_alpha=rate)
         cells.append(Namespace(states=(1,), state=state, place="inside", value=0.1 + 0.1 * k, stderr=np.array(0.01),
-                               gen_error=error, gen_error_by_alpha=rate, status=0, reason=""))  # fmt: skip
+                               gen_error=error, status=0, reason=""))  # fmt: skip
     return BestTable("best lam", ("alpha",), (np.array([1.0, 2.0]),), tuple(cells), None)
 
 

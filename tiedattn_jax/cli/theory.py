@@ -257,7 +257,7 @@ def run_diagram(args: argparse.Namespace) -> Report:
             )
         except InputError as problem:
             option = {x.name: "x", y.name: "y"}.get(problem.argument, problem.argument)
-            raise InputError(option, problem.problem) from None
+            raise InputError(option, problem.problem.replace(f"got {problem.argument}=", "got ")) from None
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
