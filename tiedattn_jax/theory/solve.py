@@ -127,7 +127,7 @@ def _checked(
     """Check the arguments of `solve`."""
     check(model, even=branch is not None)
     branch, dtype = branch_of(branch).name, model.lam.dtype
-    alpha = as_number(alpha, "alpha", dtype, positive=True)
+    alpha = check_alpha(model, alpha)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     rule = None if nodes is None else make_rule(nodes, model)
     if start is not None:
@@ -189,7 +189,7 @@ def solve_checked(
 ) -> FixedPoint:
     """Return the result of `solve` for arguments that were checked."""
     primal, start = lax.stop_gradient(((model, alpha), start))
-    rule = make_rule(nodes, primal[0])
+    rule = make_rule(None, primal[0]) if nodes is None else nodes
     if at_top_level(*primal, nodes, start):
         states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
         states, free = jax.device_put(states), jnp.asarray(free)
@@ -199,6 +199,94 @@ def solve_checked(
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
         states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
     return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
+
+
+# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
+# the standard setting.
+LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
+
+
+def _refined(request: Request, rtol: float) -> FixedPoint:
+    """Solve on more and more nodes, until the error bars are at most `rtol`.
+
+    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
+    well, and the rule with the smaller error bar is kept.
+    """
+
+    def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
+        """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
+        nodes = recipe.rule(request.model)
+        point = solve_checked(*request._replace(nodes=nodes))
+        return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
+
+    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
+    recipe: Recipe = default_recipe(request.model)
+    for n in list(LADDER)[first:]:
+        point, error, on_lines = solved_on(recipe.about(n, request.model))
+        if on_lines and error > max(rtol, _POOR * LADDER[n]):
+            sobol_point, sobol_error, _ = solved_on(Sobol(n))
+            if sobol_error < error:
+                recipe, point, error = Sobol(), sobol_point, sobol_error
+        if not point.ok or error <= rtol:
+            return point
+        request = request._replace(start=point.overlaps)
+    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
+
+
+def _relative_error(point: FixedPoint) -> float:
+    """Return the largest relative error bar of order parameters and training loss; infinite for an unusable state."""
+    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
+    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
+    error = max(float(jnp.max(a)) for a in relative)
+    return error if point.ok else np.inf
+
+
+class Problem(NamedTuple):
+    """A branch at one setting: the fields that the lanes of a solve share.
+
+    Attributes:
+        model, alpha: the setting; their numbers are concrete.
+        nodes: averaging rule.
+        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
+        settings: tolerances.
+    """
+
+    model: Model
+    alpha: Float[GivenArray, ""]
+    nodes: Rule
+    free: Float[GivenArray, " 2"]
+    settings: Settings
+
+    def lane(self, start: Overlaps, replicate: int = COARSE, attempts: int = 1) -> Lane:
+        """Return a root search on one replicate."""
+        return Lane(self.model, self.alpha, self.nodes, replicate, self.free, start, self.settings, attempts)
+
+    def coarse_lane(self, start: Overlaps) -> Lane:
+        """Return the search on the coarse replicate, from a start that may be far from the solution."""
+        return self.lane(start, COARSE, len(ATTEMPTS))
+
+    def solve_replicates(self, start: Overlaps) -> Path:
+        """Path to the states of all replicates, from a start near them; it may have a leading axis of replicates."""
+        lane = self.lane(start)
+        starts = start if start.m.ndim == 3 else None
+        return stacked((yield replicates_of(lane, starts)))
+
+    def solve_from_far(self, start: Overlaps) -> Path:
+        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first.
+
+        A search from a far start can miss a branch whose response differs much from that of the start. If the branch
+        vanishes, a second search starts from where the first one ended; see `revived`.
+        """
+        coarse_state = yield self.coarse_lane(start)
+        if coarse_state.status == Status.absent:
+            second_state = yield self.lane(revived(self.model, start, coarse_state.overlaps))
+            if second_state.status <= Status.stalled:
+                coarse_state = second_state
+        # The other replicates would be unresolved, too.
+        if is_hopeless(coarse_state.status, coarse_state.residual, coarse_state.diagnostics.unresolved):
+            return stacked([coarse_state] * self.nodes.replicates)
+        return (yield from self.solve_replicates(coarse_state.overlaps))
 
 
 def default_path(
@@ -267,53 +355,6 @@ def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[n
     size = np.array([np.linalg.norm(np.mean(a, 0)) for a in pair])
     bar = np.array([np.linalg.norm(error_bar(a)) for a in pair])
     return np.isfinite(bar) & (size < 2 * bar)  # they cannot be distinguished from zero
-
-
-class Problem(NamedTuple):
-    """A branch at one setting: the fields that the lanes of a solve share.
-
-    Attributes:
-        model, alpha: the setting; their numbers are concrete.
-        nodes: averaging rule.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
-        settings: tolerances.
-    """
-
-    model: Model
-    alpha: Float[GivenArray, ""]
-    nodes: Rule
-    free: Float[GivenArray, " 2"]
-    settings: Settings
-
-    def lane(self, start: Overlaps, replicate: int = COARSE, attempts: int = 1) -> Lane:
-        """Return a root search on one replicate."""
-        return Lane(self.model, self.alpha, self.nodes, replicate, self.free, start, self.settings, attempts)
-
-    def coarse_lane(self, start: Overlaps) -> Lane:
-        """Return the search on the coarse replicate, from a start that may be far from the solution."""
-        return self.lane(start, COARSE, len(ATTEMPTS))
-
-    def solve_replicates(self, start: Overlaps) -> Path:
-        """Path to the states of all replicates, from a start near them; it may have a leading axis of replicates."""
-        lane = self.lane(start)
-        starts = start if start.m.ndim == 3 else None
-        return stacked((yield replicates_of(lane, starts)))
-
-    def solve_from_far(self, start: Overlaps) -> Path:
-        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first.
-
-        A search from a far start can miss a branch whose response differs much from that of the start. If the branch
-        vanishes, a second search starts from where the first one ended; see `revived`.
-        """
-        coarse_state = yield self.coarse_lane(start)
-        if coarse_state.status == Status.absent:
-            second_state = yield self.lane(revived(self.model, start, coarse_state.overlaps))
-            if second_state.status <= Status.stalled:
-                coarse_state = second_state
-        # The other replicates would be unresolved, too.
-        if is_hopeless(coarse_state.status, coarse_state.residual, coarse_state.diagnostics.unresolved):
-            return stacked([coarse_state] * self.nodes.replicates)
-        return (yield from self.solve_replicates(coarse_state.overlaps))
 
 
 _REVIVED = 0.8  # share of q that the teacher explains in a revived start
@@ -414,44 +455,3 @@ def traced_states(
         return Equations(model, alpha, replicate, free).state(outcome)
 
     return lax.map(state, (nodes.stack, outcomes))
-
-
-# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
-# the standard setting.
-LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
-_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
-
-
-def _refined(request: Request, rtol: float) -> FixedPoint:
-    """Solve on more and more nodes, until the error bars are at most `rtol`.
-
-    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
-    well, and the rule with the smaller error bar is kept.
-    """
-
-    def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
-        """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
-        nodes = recipe.rule(request.model)
-        point = solve_checked(*request._replace(nodes=nodes))
-        return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
-
-    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
-    recipe: Recipe = default_recipe(request.model)
-    for n in list(LADDER)[first:]:
-        point, error, on_lines = solved_on(recipe.about(n, request.model))
-        if on_lines and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point, sobol_error, _ = solved_on(Sobol(n))
-            if sobol_error < error:
-                recipe, point, error = Sobol(), sobol_point, sobol_error
-        if not point.ok or error <= rtol:
-            return point
-        request = request._replace(start=point.overlaps)
-    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
-
-
-def _relative_error(point: FixedPoint) -> float:
-    """Return the largest relative error bar of order parameters and training loss; infinite for an unusable state."""
-    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
-    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
-    error = max(float(jnp.max(a)) for a in relative)
-    return error if point.ok else np.inf
