@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
-from ..base.arrays import GivenArray, Number, StateArray, indexed
+from ..base.arrays import GivenArray, Number, StateArray, indexed, spread_to
 from ..base.errors import InputError, require, require_choice, require_kind
 from ..base.report import Description, Row, with_error
 from ..base.results import Settings, Status
@@ -394,17 +394,12 @@ def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return the number in every replicate with its derivatives, and the test error there with its derivatives."""
     zero, error = optimum.zero, optimum.error
     values, by_x = values_of(zero), error.at * error.slopes
-    rates = jax.tree.map(lambda a: -a / _extend_to(zero.at * zero.slopes, a), zero.rates)  # of x
+    rates = jax.tree.map(lambda a: -a / spread_to(zero.at * zero.slopes, a), zero.rates)  # of x
     # Half of the step to a minimum, because the slope falls to zero on the way.
     step = (0.5 if optimum.kind == "inside" else 1.0) * np.log(values / error.at)
-    error_rates = jax.tree.map(lambda a, b: a + _extend_to(by_x, a) * b, error.rates, rates)
-    value_rates = jax.tree.map(lambda a: _extend_to(values, a) * a, rates)
+    error_rates = jax.tree.map(lambda a, b: a + spread_to(by_x, a) * b, error.rates, rates)
+    value_rates = jax.tree.map(lambda a: spread_to(values, a) * a, rates)
     return (values, value_rates), (error.value + by_x * step, error_rates)
-
-
-def _extend_to(values: Float[GivenArray, " R"], a: Float[GivenArray, "R ..."]) -> Float[GivenArray, "R ..."]:
-    """Append axes to one value per replicate, so that it multiplies or divides `a`."""
-    return values.reshape(-1, *[1] * (np.ndim(a) - 1))
 
 
 def best_of(task: Task, optimum: Optimum | Failure | None) -> BestRidge:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import REPLICATES, Rule
-from ..base.arrays import GivenArray, Number, either
+from ..base.arrays import GivenArray, Number, either, spread_to
 from ..base.errors import InputError, array_of, is_concrete, is_tracing, require_kind
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.checks import check
@@ -147,7 +147,7 @@ def update(warm: WarmStart, value: Number, state: State) -> WarmStart:
     def pick(
         a: Shaped[Array, "R *shape"], b: Shaped[Array, "*_shape"], c: Shaped[Array, "R *shape"]
     ) -> Shaped[Array, "R *shape"]:
-        return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(has_state), b, c))
+        return jnp.where(spread_to(usable, a), a, jnp.where(jnp.any(has_state), b, c))
 
     values, ones = jnp.broadcast_to(value, has_state.shape), jnp.ones_like(warm.count)
     same_branch = (warm.count < 0) == absent
