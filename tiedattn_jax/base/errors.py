@@ -187,21 +187,28 @@ def require_promotion() -> None:
             raise InputError(name, f"must be {usual!r} for this library, got {value!r}: call it {context}")
 
 
-def require_number(value: Any, argument: str, requirement: str, holds: Callable[[Any], Any]) -> None:
-    """Raise an `InputError` unless `value` is one real number; a concrete one must be finite and satisfy `holds`."""
-    as_number(value, argument, float)
+def require_number(
+    value: Any, argument: str, requirement: str, holds: Callable[[Any], Any], dtype: DTypeLike = float
+) -> Real[Array, ""]:
+    """Return one real number as an array of `dtype`; a concrete one must be finite and satisfy `holds`.
+
+    Raises:
+        InputError: `value` is not a real number, or is several, or does not meet the requirement.
+    """
+    number = as_number(value, argument, dtype)
     if is_concrete(value):
         require(np.isfinite(value) and holds(value), argument, value, requirement)
+    return number
 
 
-def require_positive(value: Any, argument: str) -> None:
-    """Raise an `InputError` unless `value` is a positive number."""
-    require_number(value, argument, "positive and finite", lambda v: v > 0)
+def require_positive(value: Any, argument: str, dtype: DTypeLike = float) -> Real[Array, ""]:
+    """Return a positive number as an array of `dtype`; raises as `require_number`."""
+    return require_number(value, argument, "positive and finite", lambda v: v > 0, dtype)
 
 
-def require_not_negative(value: Any, argument: str) -> None:
-    """Raise an `InputError` unless `value` is a number that is zero or positive."""
-    require_number(value, argument, "zero or positive, and finite", lambda v: v >= 0)
+def require_not_negative(value: Any, argument: str, dtype: DTypeLike = float) -> Real[Array, ""]:
+    """Return a number that is zero or positive as an array of `dtype`; raises as `require_number`."""
+    return require_number(value, argument, "zero or positive, and finite", lambda v: v >= 0, dtype)
 
 
 def require_key(key: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 from scipy import special
 
-from .arrays import AnyArray, Number
+from .arrays import AnyArray, Number, spread_to
 from .errors import InputError, require
 from .report import Description, Printed, Row, entries, plain, rows_of
 
@@ -202,8 +202,7 @@ def quorum(exists: Bool[AnyArray, "*shape R"]) -> Bool[Any, "*shape"]:
 def mean_of_existing(values: Shaped[AnyArray, "R *shape"], exists: Bool[AnyArray, " R"]) -> Float[Array, "*shape"]:
     """Average over the leading axis of R replicates, those with a state (`exists`) only; over all if none has."""
     weight = jnp.where(jnp.any(exists), exists, True)
-    weight = weight.reshape(-1, *[1] * (values.ndim - 1))
-    return jnp.sum(jnp.where(weight, values, 0.0), 0) / jnp.sum(weight)
+    return jnp.sum(jnp.where(spread_to(weight, values), values, 0.0), 0) / jnp.sum(weight)
 
 
 @jax.jit

@@ -140,14 +140,10 @@ def run_histogram(args: argparse.Namespace) -> Report:
     text = f"{args.mechanism}: {comparison.summary()}"
     if per_epoch is not None:
         text += f"\n{per_epoch:.2f} s per epoch and run"
-    files = (
-        {}
-        if args.out is None
-        else _files(args.mechanism, frozen, free, data, counting.table({args.mechanism: comparison}))
-    )
-    return Report(
-        numbers, text, files, not np.any(comparison.status == Status.nonfinite), name=f"{args.mechanism}_histogram"
-    )
+    table = counting.table({args.mechanism: comparison})
+    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table)
+    ok = not np.any(comparison.status == Status.nonfinite)
+    return Report(numbers, text, files, ok, name=f"{args.mechanism}_histogram")
 
 
 def _check_memory(args: argparse.Namespace) -> None:

@@ -32,7 +32,6 @@ from ..base.errors import (
     InputError,
     as_array,
     as_flag,
-    as_number,
     is_concrete,
     require_choice,
     require_count,
@@ -143,9 +142,8 @@ class Emergence(Replicated):
             InputError: the mechanism has another name, d is not positive, or the share is not between 0 and 1.
         """
         mechanism = require_choice(mechanism, "mechanism", MECHANISMS)
-        require_positive(d, "d")
-        require_number(share, "share", "between 0 and 1", lambda v: 0 < v < 1)
-        d, share = (as_number(a, name, self.eta.dtype) for a, name in ((d, "d"), (share, "share")))
+        d = require_positive(d, "d", self.eta.dtype)
+        share = require_number(share, "share", "between 0 and 1", lambda v: 0 < v < 1, self.eta.dtype)
 
         def excess(s: Fluctuations) -> Array:
             return getattr(s, mechanism) / d - share * jnp.trace(s.R)
@@ -221,21 +219,19 @@ def emergence(
         orthogonal=True,
         one_eigenvalue=True,
     )
-    require_positive(eta, "eta")
-    require_positive(until, "until")
-    require_not_negative(kappa, "kappa")
+    r, dtype = model.shape[1], model.lam.dtype
+    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
+    kappa = require_not_negative(kappa, "kappa", dtype)
     require_count(points, "points", 2)
     if steps is not None:
         require_count(steps, "steps")
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
-    r, dtype = model.shape[1], model.lam.dtype
     R = as_array(R, "R", dtype)
     R = R * jnp.eye(r, dtype=dtype) if R.ndim == 0 else R
     if R.shape != (r, r):
         raise InputError("R", f"must be a number or of shape {(r, r)}, got shape {R.shape}")
     if is_concrete(R) and not (np.allclose(R, R.T) and np.linalg.eigvalsh(np.asarray(R))[0] > 0):
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
-    eta, kappa, until = (as_number(a, name, dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until")))
     directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
 
     scale = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0

@@ -30,7 +30,7 @@ from ..averages.program import program
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, precise
-from ..base.errors import InputError, as_number, require_not_negative, require_positive
+from ..base.errors import InputError, require_not_negative, require_positive
 from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
@@ -148,8 +148,7 @@ def checked_ridge(model: Model, kappa: Any) -> Float[Array, ""]:
         orthogonal=True,
         one_eigenvalue=True,
     )
-    require_not_negative(kappa, "kappa")
-    return as_number(kappa, "kappa", model.lam.dtype)
+    return require_not_negative(kappa, "kappa", model.lam.dtype)
 
 
 def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None) -> PopulationState:
@@ -389,13 +388,12 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNod
     kappa = checked_ridge(model, kappa)
     if size is None:
         return Landscape(model, kappa, None, _with_ridge(model, kappa, span_rule(model, nodes)))
-    require_positive(size, "size")
+    size = require_positive(size, "size", model.lam.dtype)
     ranks = *model.shape[1:], directions_of(model) or 1
     if ranks != (1, 1, 1):
         requirement = "must be None unless student, teacher and encodings have one direction each"
         raise InputError("size", f"{requirement}, got {ranks} directions")
     rule = make_rule(nodes, Fields.of(model, student=1), Sobol(SOBOL_SIZES["sphere"]))
-    size = as_number(size, "size", model.lam.dtype)
     return Landscape(model, kappa, size, _on_sphere(model, size, rule))
 
 

@@ -315,18 +315,16 @@ def sgd(
             student has the overlaps of the start; or another argument is not as described.
     """
     needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
-    require_positive(eta, "eta")
-    require_positive(until, "until")
-    require_not_negative(kappa, "kappa")
+    dtype = model.lam.dtype
+    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
+    kappa = require_not_negative(kappa, "kappa", dtype)
     require_count(points, "points", 2, INT32)
     if steps is not None:
         require_count(steps, "steps", maximum=INT32)
         if steps & (steps - 1) or steps > _MOST * 16:
             raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
-    numbers = tuple(
-        as_number(a, name, model.lam.dtype) for a, name in ((eta, "eta"), (kappa, "kappa"), (until, "until"))
-    )
+    numbers = eta, kappa, until
     moments = _end_of(model, start) if isinstance(start, Trajectory) else start_moments(model, start)
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
@@ -335,8 +333,7 @@ def sgd(
 
     is_fixed = steps is not None or not at_top_level(model, moments, numbers)
     replicates = run(steps or _TRACED) if is_fixed else refined(run, least, _MOST)
-    eta, kappa, until = numbers[0], numbers[1], numbers[2]
-    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=eta.dtype), replicates)
+    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 
 def _end_of(model: Model, before: Trajectory) -> Moments:

@@ -222,6 +222,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     worst_share = share[np.argmax(np.abs(np.log(dimensions)))]
     count = n * d * float(by_position.min())  # independent numbers of a position, about
     words, repeated = _vocabulary(data, m.projections)
+    cosine, excess = abs(m.correlation), m.norms - gaussian
     # Values (one number, or one for each position, pair or law), values under the law of the model, what makes the
     # worst value, which is shown, the largest one, and whether a value differs by more than chance and enough to change
     # losses.
@@ -229,18 +230,8 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
         "variance": (variance, 1.0, abs(np.log(variance)), abs(variance - 1) > max(0.05, _BARS * (2 / count) ** 0.5)),
         "mean": (m.mean, 0.0, m.mean, m.mean > max(0.01, (1 + _BARS * (2 / d) ** 0.5) / n)),
         "dimension": (share, by_position, abs(np.log(dimensions)), abs(dimensions - 1) > 0.1),
-        "correlation": (
-            m.correlation,
-            0.0,
-            abs(m.correlation),
-            abs(m.correlation) > max(0.02, _BARS / (n * d * worst_share) ** 0.5),
-        ),
-        "norms": (
-            m.norms,
-            gaussian,
-            m.norms - gaussian,
-            m.norms - gaussian > np.maximum(0.05, _BARS * gaussian * (2 / n) ** 0.5),
-        ),
+        "correlation": (m.correlation, 0.0, cosine, cosine > max(0.02, _BARS / (n * d * worst_share) ** 0.5)),
+        "norms": (m.norms, gaussian, excess, excess > np.maximum(0.05, _BARS * gaussian * (2 / n) ** 0.5)),
         "kurtosis": (m.kurtosis, 3 * d / m.dimension, m.kurtosis * m.dimension, m.kurtosis > 15 * d / m.dimension),
         "vocabulary": (words / d, np.inf, 0.0, repeated > 0.01 and words < 50 * d),
     }

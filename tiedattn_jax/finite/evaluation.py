@@ -167,13 +167,10 @@ class LinearBaseline(Printed):
 
     def describe(self) -> Description:
         test = entries(self.gen_error.value, self.gen_error.stderr)
+        train = entries(self.train_loss), "mean over the sentences; alpha times this is a training loss / d"
         numbers = [
             ("W", entries(self.W), "attention matrix, the same for all sentences"),
-            (
-                "train_loss",
-                entries(self.train_loss),
-                "mean over the sentences; alpha times this is a training loss / d",
-            ),
+            ("train_loss", *train),
             ("gen_error", test, "test error, on other sentences"),
         ]
         return Description("", numbers=numbers)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Real
 
-from ..base.arrays import AnyArray, Number, precise
+from ..base.arrays import AnyArray, Number, precise, spread_to
 from ..base.errors import InputError, as_array, float_dtype, require, require_kind, shaped_array
 from ..base.report import Description, Printed, entries
 
@@ -298,8 +298,8 @@ class SpectralLaw(Printed):
         def mean(values: Float[np.ndarray, " N *rest"]) -> Float[Array, " K *rest"]:
             """Return the mean of values at every atom."""
             total = np.zeros((len(atom_weights), *values.shape[1:]))
-            np.add.at(total, atom_index, shares.reshape(-1, *[1] * (values.ndim - 1)) * values)
-            return jnp.asarray(total / atom_weights.reshape(-1, *[1] * (values.ndim - 1)), dtype)
+            np.add.at(total, atom_index, spread_to(shares, values) * values)
+            return jnp.asarray(total / spread_to(atom_weights, values), dtype)
 
         return cls(
             weights=jnp.asarray(atom_weights / atom_weights.sum(), dtype),

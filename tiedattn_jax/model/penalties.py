@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..base.arrays import Number, inverse
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import InputError, as_number, is_concrete, require, require_kind, require_not_negative, require_takes
+from ..base.errors import InputError, is_concrete, require, require_kind, require_not_negative, require_takes
 from ..base.report import Description, Printed, entries
 
 _MOST_SWEEPS = 500
@@ -55,8 +55,7 @@ class L1(Penalty):
     strength: Float[Array, ""]
 
     def __init__(self, strength: Number):
-        require_not_negative(strength, "strength")
-        self.strength = as_number(strength, "strength", jnp.result_type(float))
+        self.strength = require_not_negative(strength, "strength", jnp.result_type(float))
 
     @property
     def kinks(self) -> tuple[float, ...]:

@@ -27,8 +27,8 @@ from jaxtyping import Array, Float
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
-from ..base.arrays import GivenArray, Number, StateArray, indexed
-from ..base.errors import InputError, array_of, require, require_choice, require_kind
+from ..base.arrays import GivenArray, Number, StateArray, indexed, spread_to
+from ..base.errors import InputError, require, require_choice, require_kind
 from ..base.report import Description, Row, with_error
 from ..base.results import Settings, Status
 from ..model.model import Model
@@ -41,7 +41,7 @@ from ..theory.quantities import Quantity, numbers_by_name
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State, states_table
 from .events import EVENTS, Event
-from .follow import check_top_level, prepared
+from .follow import check_top_level, ends_of, prepared
 from .locate import Guess, Search, Zero, event_number, find_zero, zero_path
 from .places import Place, Walk, places_of, walk_path
 
@@ -128,14 +128,11 @@ class BestRidge(Quantity):
             "number": self.number,
             "branch": self.branch,
             "alpha": float(self.alpha),
-            "value": float(self.value),
-            "stderr": float(self.stderr),
+            **super().to_dict(),
             **{name: None if a is None else float(a.value) for name, a in averages.items()},
             **{f"{name}_stderr": None if a is None else float(a.stderr) for name, a in averages.items()},
-            **self.derivatives(),
             **{f"gen_error_{name}": rates for name, rates in error.derivatives().items()},
             "place": self.place,
-            "status": self.status_name,
             "reason": self.reason,
             "states": [state.to_dict() for state in self.states],
         }
@@ -156,9 +153,8 @@ class BestRidge(Quantity):
         ]
         pair = (number.sensitivity_rows(numbers_by_name) for number in (self, self.gen_error))
         rates += [(*row, error) for row, (_, error) in zip(*pair, strict=True) if row[0] != f"d/d{self.number}"]
-        return Description(
-            title, self.status_name, numbers, tables=[("", rates), ("", states_table(self.states, "branch"))]
-        )
+        tables = [("", rates), ("", states_table(self.states, "branch"))]
+        return Description(title, self.status_name, numbers, tables=tables)
 
 
 def best_ridge(
@@ -220,12 +216,10 @@ def prepared_task(
     parameter.read(fixed_model, None, "number")
     if bracket is None and number != "lam":
         raise InputError("bracket", f"must be given for another number than lam, got number={number!r}")
-    requirement = "two numbers 0 < low < high"
-    given = RIDGES if bracket is None else bracket
-    ends = array_of(given, "bracket", requirement, lambda a: a.size == 2 and 0 < a[0] < a[1])
-    parameter.check(fixed_model, ends, "bracket")
+    ends = ends_of(RIDGES if bracket is None else bracket)
+    parameter.check(fixed_model, np.array(ends), "bracket")
     search = Search(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))
-    return Task(search, PAIR if branch is None else (branch,), (float(ends[0]), float(ends[1])))
+    return Task(search, PAIR if branch is None else (branch,), ends)
 
 
 class Task(NamedTuple):
@@ -400,17 +394,12 @@ def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return the number in every replicate with its derivatives, and the test error there with its derivatives."""
     zero, error = optimum.zero, optimum.error
     values, by_x = values_of(zero), error.at * error.slopes
-    rates = jax.tree.map(lambda a: -a / _extend_to(zero.at * zero.slopes, a), zero.rates)  # of x
+    rates = jax.tree.map(lambda a: -a / spread_to(zero.at * zero.slopes, a), zero.rates)  # of x
     # Half of the step to a minimum, because the slope falls to zero on the way.
     step = (0.5 if optimum.kind == "inside" else 1.0) * np.log(values / error.at)
-    error_rates = jax.tree.map(lambda a, b: a + _extend_to(by_x, a) * b, error.rates, rates)
-    value_rates = jax.tree.map(lambda a: _extend_to(values, a) * a, rates)
+    error_rates = jax.tree.map(lambda a, b: a + spread_to(by_x, a) * b, error.rates, rates)
+    value_rates = jax.tree.map(lambda a: spread_to(values, a) * a, rates)
     return (values, value_rates), (error.value + by_x * step, error_rates)
-
-
-def _extend_to(values: Float[GivenArray, " R"], a: Float[GivenArray, "R ..."]) -> Float[GivenArray, "R ..."]:
-    """Append axes to one value per replicate, so that it multiplies or divides `a`."""
-    return values.reshape(-1, *[1] * (np.ndim(a) - 1))
 
 
 def best_of(task: Task, optimum: Optimum | Failure | None) -> BestRidge:

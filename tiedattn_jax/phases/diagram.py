@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.arrays import AnyArray
+from ..base.arrays import AnyArray, spread_to
 from ..base.errors import InputError
 from ..base.files import Tabular
 from ..base.report import Description, with_error
@@ -140,7 +140,7 @@ class PhaseDiagram(Result, Tabular):
         kinds = np.where((self.winner == 2)[..., None] & ended, 2, kinds)
 
         def pick(positional: AnyArray, semantic: AnyArray) -> AnyArray:
-            kind = kinds.reshape(*kinds.shape, *[1] * (np.ndim(positional) - kinds.ndim))
+            kind = spread_to(kinds, positional)
             middle = np.mean([positional, semantic], 0)
             return np.select([kind == k for k in range(len(MINIMA))], [positional, semantic, middle], np.nan)
 

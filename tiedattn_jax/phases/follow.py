@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import REPLICATES, Rule
-from ..base.arrays import GivenArray, Number, either
-from ..base.errors import InputError, is_concrete, is_tracing, require_kind
+from ..base.arrays import GivenArray, Number, either, spread_to
+from ..base.errors import InputError, array_of, is_concrete, is_tracing, require_kind
 from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.checks import check
 from ..model.model import Model
@@ -57,6 +57,12 @@ def prepared(
     check(lax.stop_gradient(model), even=even)
     rule = make_rule(nodes, model, default_recipe(model, size, replicates=replicates))
     return rule, settings or default or Settings()
+
+
+def ends_of(bracket: tuple[float, float]) -> tuple[float, float]:
+    """Check a bracket; return its ends."""
+    low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
+    return float(low), float(high)
 
 
 def check_top_level(*values: PyTree) -> None:
@@ -141,7 +147,7 @@ def update(warm: WarmStart, value: Number, state: State) -> WarmStart:
     def pick(
         a: Shaped[Array, "R *shape"], b: Shaped[Array, "*_shape"], c: Shaped[Array, "R *shape"]
     ) -> Shaped[Array, "R *shape"]:
-        return jnp.where(usable.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.where(jnp.any(has_state), b, c))
+        return jnp.where(spread_to(usable, a), a, jnp.where(jnp.any(has_state), b, c))
 
     values, ones = jnp.broadcast_to(value, has_state.shape), jnp.ones_like(warm.count)
     same_branch = (warm.count < 0) == absent

@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
 from ..averages.rules import COARSE, Rule
-from ..base.arrays import AnyArray, GivenArray, Number, indexed, stacked
+from ..base.arrays import AnyArray, GivenArray, Number, indexed, spread_to, stacked
 from ..base.errors import InputError
 from ..base.results import Settings, Status, quorum
 from ..model.model import Model
@@ -449,4 +449,4 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
 @eqx.filter_jit
 def root_rates(rates: PyTree[Float[Array, "R ..."]], slopes: Float[Array, " R"]) -> PyTree[Float[Array, "R ..."]]:
     """Return the derivatives of the root of a number in every replicate, from those of the number."""
-    return jax.tree.map(lambda g: -g / slopes.reshape(-1, *[1] * (g.ndim - 1)), rates)
+    return jax.tree.map(lambda g: -g / spread_to(slopes, g), rates)

@@ -16,6 +16,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from ..base.arrays import spread_to
 from ..base.errors import InputError, require
 from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, with_error
@@ -317,8 +318,7 @@ def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "
 
     def column(name: str, values: Any) -> Float[np.ndarray, "..."]:
         values = np.asarray(values, float)
-        absent = np.reshape(missing, (*missing.shape, *[1] * (values.ndim - missing.ndim)))
-        return values if name in _ALWAYS else np.where(absent, np.nan, values)
+        return values if name in _ALWAYS else np.where(spread_to(missing, values), np.nan, values)
 
     return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from ..averages.recipes import SIZES, AnyNodes
-from ..base.errors import InputError, array_of, as_flag, require, require_choice, require_kind
+from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.report import Description, Printed, with_error
 from ..base.results import Settings, Status
 from ..bayes import thresholds as bayes
@@ -34,7 +34,7 @@ from ..theory.paths import Path
 from ..theory.quantities import Threshold
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, Transition, event_of
-from .follow import CURVE_SETTINGS, pair_start, prepared
+from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared
 from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .questions import StateTable
 
@@ -80,7 +80,7 @@ def critical_alpha(
     Raises:
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
-    search, ends = _prepared(model, nodes, settings), _ends_of(bracket)
+    search, ends = _prepared(model, nodes, settings), ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
     return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends, guess)))
 
@@ -116,7 +116,7 @@ def linear_crossing(
     Raises:
         InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
     """
-    search, ends = _prepared(model, nodes, settings), _ends_of(bracket)
+    search, ends = _prepared(model, nodes, settings), ends_of(bracket)
     event_of("semantic baseline", search.model)  # the model must have a target
     if transition is None:
         transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends)))
@@ -237,12 +237,6 @@ def branch_ends(
 def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Search:
     """Check the arguments, and fill in defaults; return what a search in alpha needs."""
     return Search(lax.stop_gradient(model), *prepared(model, nodes, settings))
-
-
-def _ends_of(bracket: tuple[float, float]) -> tuple[float, float]:
-    """Check a bracket; return its ends."""
-    low, high = array_of(bracket, "bracket", "two numbers 0 < low < high", lambda a: a.size == 2 and 0 < a[0] < a[1])
-    return float(low), float(high)
 
 
 def transition_path(event: str, search: Search) -> Path:

@@ -36,6 +36,7 @@ from .style import (
     line,
     panels,
     scale,
+    two_bars,
 )
 
 _BISTABLE = 4, 5  # regions in which both branches are stable
@@ -71,15 +72,9 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
     colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
-    options: dict[str, Any] = {
-        "xlabel": LABELS.get(x_name, x_name),
-        "ylabels": (LABELS.get(y_name, y_name),),
-        "sharey": True,
-        "names": ("train_loss", "gen_error"),
-        "ax": ax,
-    }
+    ylabels = {"train_loss": y_name, "gen_error": ""}
     edges = _cell_edges(x), _cell_edges(y)
-    with panels(9.5, 4.5, titles, **options) as (drawing, axes):
+    with panels(9.5, 4.5, titles, xlabel=x_name, ylabels=ylabels, sharey=True, ax=ax) as (drawing, axes):
         left, right = axes[0]
         if ax is None:
             drawing.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
@@ -93,13 +88,8 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
             axis.figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
             axis.set(xscale=_scale_of(x), yscale=_scale_of(y))
             for code, (name, colour) in {**(ALONE if axis is left else {}), 1: NEITHER}.items():
-                _mark(
-                    axis,
-                    *edges,
-                    region == code,
-                    name,
-                    {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})},
-                )
+                style = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
+                _mark(axis, *edges, region == code, name, style)
             _mark(axis, *edges, ~diagram.trusted, _NOT_TRUSTED, HATCHED)
             for boundary in boundaries:
                 _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
@@ -120,9 +110,9 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
     (x, y), name = table.axes, number or table.main
     symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
-    xlabel, ylabel = (LABELS.get(name, name) for name in table.names)
+    xlabel, ylabel = table.names
     edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(values)
-    with panels(5.6, 4.2, xlabel=xlabel, ylabels=[ylabel], names=["number"], ax=ax) as (drawing, ((axis,),)):
+    with panels(5.6, 4.2, xlabel=xlabel, ylabels={"number": ylabel}, ax=ax) as (drawing, ((axis,),)):
         picture = axis.pcolormesh(*edges, values, cmap="viridis", gid=f"{table.question} {name}")
         axis.figure.colorbar(picture, ax=axis, label=symbol)
         if found.any():
@@ -156,17 +146,11 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
         "steepest": ("--", "steepest descent changes"),
         "several": (":", "number of minima changes"),
     }
-    xlabel, ylabel = (LABELS.get(name, name) for name in landscapes.names)
-    with panels(6.4, 4.6, xlabel=xlabel, ylabels=[ylabel], names=["label"], ax=ax) as (drawing, axes):
-        axis = axes[0, 0]
+    xlabel, ylabel = landscapes.names
+    with panels(6.4, 4.6, xlabel=xlabel, ylabels={"label": ylabel}, ax=ax) as (drawing, ((axis,),)):
         colours = [_LABEL_COLOURS[value] for value in present]
-        axis.pcolormesh(
-            x,
-            y,
-            np.ma.masked_where(label < 0, np.searchsorted(present, label)),
-            cmap=ListedColormap(colours),
-            rasterized=True,
-        )
+        shown = np.ma.masked_where(label < 0, np.searchsorted(present, label))
+        axis.pcolormesh(x, y, shown, cmap=ListedColormap(colours), rasterized=True)
         for value, colour in zip(present, colours, strict=True):
             axis.fill([], [], color=colour, label=words_of(int(value)))
         for change, (style, name) in lines.items():
@@ -189,7 +173,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     branches, minimum = (diagram.positional, diagram.semantic), diagram.global_minimum
     uninformed = diagram.winner == _UNINFORMED
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
-    options: dict[str, Any] = {"rows": 2, "xlabel": LABELS.get(x_name, x_name), "sharex": True, "sharey": "row"}
+    options: dict[str, Any] = {"rows": 2, "xlabel": x_name, "sharex": True, "sharey": "row"}
     with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
         for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
             value = np.where(exists, [getattr(branch.mean, name) for branch in branches], np.nan)
@@ -219,24 +203,14 @@ def _scale_of(values: Float[np.ndarray, " n"]) -> str:
 
 def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     """Draw a boundary on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
-    alpha, bar = boundary.alpha, boundary.stderr()
-    width = np.where(np.isfinite(bar), 2 * bar, 0.0)
+    alpha, width = boundary.alpha, two_bars(boundary.stderr())
     points = (alpha, boundary.at) if alpha_is_x else (boundary.at, alpha)
     fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
     exists = bool(np.any(np.isfinite(alpha)))
-    label = SYMBOLS.get(boundary.event, boundary.event)
-    axis.plot(
-        *points, label=label if exists else None, gid=boundary.event, **MARKS.get(boundary.event, {"color": OTHER})
-    )
-    fill(
-        boundary.at,
-        alpha - width,
-        alpha + width,
-        color="k",
-        alpha=0.2,
-        lw=0,
-        gid=f"{boundary.event}, error bars",
-    )
+    label, style = SYMBOLS.get(boundary.event, boundary.event), MARKS.get(boundary.event, {"color": OTHER})
+    axis.plot(*points, label=label if exists else None, gid=boundary.event, **style)
+    band: dict[str, Any] = {"color": "k", "alpha": 0.2, "lw": 0, "gid": f"{boundary.event}, error bars"}
+    fill(boundary.at, alpha - width, alpha + width, **band)
 
 
 def _mark(
@@ -280,9 +254,11 @@ def transition_figure(transition: Any, ax: Target = None) -> Any:
     event = "" if transition.event in SYMBOLS else f"{transition.event}: "
     rows = _relative(transition) if transition.sensitivities is not None else []
     crossing = len(points) == 2
-    parts = ["losses"] * crossing + ["sensitivities"] * bool(rows) or ["losses"]
+    parts = {"losses": f"{LOSS} minus that at {symbol}"} if crossing else {}
+    parts |= {"sensitivities": "number $p$ of the model"} if rows else {}
+    parts = parts or {"losses": ""}
     titles = [rf"{event}{symbol} = {alpha:.6g} $\pm$ {bar:.1g}", *[""] * (len(parts) - 1)]
-    with panels(4.6 * len(parts), 3.6, titles, names=parts, ax=ax) as (drawing, axes):
+    with panels(4.6 * len(parts), 3.6, titles, ylabels=parts, ax=ax) as (drawing, axes):
         if crossing:
             axis = axes[0, 0]
             alphas = alpha * np.linspace(0.9, 1.1, 21)
@@ -295,7 +271,6 @@ def transition_figure(transition: Any, ax: Target = None) -> Any:
             band: dict[str, Any] = {"color": "k", "alpha": 0.2, "gid": f"{transition.event}, error bars"}
             axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, **band)
             axis.set_xlabel(LABELS["alpha"])
-            axis.set_ylabel(f"{LOSS} minus that at {symbol}")
         if rows:
             axis = axes[0, -1]
             names, values, bars = zip(*rows, strict=True)
@@ -303,7 +278,6 @@ def transition_figure(transition: Any, ax: Target = None) -> Any:
             axis.invert_yaxis()
             axis.axvline(0, color="k", lw=0.8)
             axis.set_xlabel(rf"relative sensitivity $(p / \alpha)\, \partial \alpha / \partial p$ of {symbol}")
-            axis.set_ylabel("number $p$ of the model")
     return drawing
 
 

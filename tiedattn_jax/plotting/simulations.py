@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from ..base.arrays import AnyArray
 from ..base.errors import require
 from ..model.overlaps import PAIR
-from .style import COLOURS, ERROR, FRAME, LABELS, LOSS, OTHER, ROOM, Target, frame, line, panels
+from .style import COLOURS, ERROR, FRAME, LABELS, LOSS, OTHER, ROOM, Target, frame, line, panels, two_bars
 
 _THEORY = "theory"  # the name, in legends, of what is drawn beside simulations
 
@@ -27,8 +27,8 @@ def training_figure(trainings: dict[str, Any], ax: Target = None) -> Any:
         trainings: `finite.training.Training` by name; one with the name of a branch has the colour of the branch.
         ax: axes for the panels "train_loss" and "gradient_norm", see `style.panels`.
     """
-    ylabels, names = (LOSS, "largest entry of the gradient"), ("train_loss", "gradient_norm")
-    with panels(8, 3.6, ["", ""], xlabel="step", ylabels=ylabels, names=names, ax=ax) as (drawing, axes):
+    ylabels = {"train_loss": LOSS, "gradient_norm": "largest entry of the gradient"}
+    with panels(8, 3.6, xlabel="step", ylabels=ylabels, ax=ax) as (drawing, axes):
         loss, gradient = axes[0]
         for name, training in trainings.items():
             _by_step(loss, training.losses, name)
@@ -60,9 +60,8 @@ def gamp_figure(runs: dict[str, Any], theory: Any = None, ax: Target = None) -> 
     histories = {name: run.history for name, run in runs.items()}
     if theory is not None:
         histories[_THEORY] = theory.history
-    ylabels = [LABELS["q"], LABELS["theta"], LABELS["m"], "residual of the step"]
-    names = "q", "theta", "m", "residual"
-    with panels(12, 3.6, [""] * 4, xlabel="iteration", ylabels=ylabels, names=names, ax=ax) as (drawing, axes):
+    ylabels = {"q": "q", "theta": "theta", "m": "m", "residual": "residual of the step"}
+    with panels(12, 3.6, xlabel="iteration", ylabels=ylabels, ax=ax) as (drawing, axes):
         q, theta, m, residual = axes[0]
         for name, x in histories.items():
             _by_step(q, np.trace(x.q, axis1=2, axis2=3).mean(axis=1), name)
@@ -85,8 +84,8 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
         ax: axes for the panels "train_loss", "gen_error", "q", "theta" and "m", see `style.panels`.
     """
     names = "train_loss", "gen_error", "q", "theta", "m"
-    titles = [LABELS[name] for name in names]
-    with panels(13, 3.4, titles, xlabel="theory", names=names, ax=ax) as (drawing, axes):
+    titles, ylabels = [LABELS[name] for name in names], {**dict.fromkeys(names, ""), names[0]: "instance"}
+    with panels(13, 3.4, titles, xlabel="theory", ylabels=ylabels, ax=ax) as (drawing, axes):
         for axis, name in zip(axes[0], names, strict=True):
             measured, theory, bars = (
                 np.asarray(getattr(part, name))
@@ -98,8 +97,8 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
                     style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
                     label = branch if fill is None else f"{branch}, out of steps"
                     if mask.any():
-                        widths = np.where(np.isfinite(bars[mask]), 2 * bars[mask], 0.0)
-                        axis.errorbar(theory[mask], measured[mask], xerr=widths, label=label, gid=label, **style)
+                        style |= {"xerr": two_bars(bars[mask]), "label": label, "gid": label}
+                        axis.errorbar(theory[mask], measured[mask], **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
             coordinates = np.concatenate([measured, theory])[
                 np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)
@@ -108,7 +107,6 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
                 low, high = np.nanmin(coordinates), np.nanmax(coordinates)
                 margin = ROOM * (high - low or 1)
                 axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
-        axes[0, 0].set_ylabel("instance")
     return drawing
 
 
@@ -131,9 +129,8 @@ def trajectory_figure(path: Any, ax: Target = None) -> Any:
         "along the teacher": (mean.along_teacher, COLOURS["semantic"]),
         "along the encodings": (mean.along_encodings, COLOURS["positional"]),
     }
-    xlabel, ylabels = "time $t$ = steps / $d$", ("size of the student", "loss")
-    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("order", "loss"), "ax": ax}
-    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
+    ylabels = {"order": "size of the student", "loss": "loss"}
+    with panels(7.6, 3.4, xlabel="time $t$ = steps / $d$", ylabels=ylabels, ax=ax) as (drawing, axes):
         sizes, losses = axes[0]
         for label, (square, colour) in curves.items():
             line(sizes, t, np.sqrt(np.maximum(square, 0.0)), colour, label)
@@ -156,9 +153,8 @@ def emergence_figure(path: Any, ax: Target = None) -> Any:
     """
     require(np.ndim(path.t) == 1, "t", path.t, "those of one run, not of a batch")
     mean, bars, t = path.mean, path.stderr, np.asarray(path.t)
-    ylabels = "$d$ times the mean square of the overlap", "growth rate of the overlap"
-    options = {"xlabel": "time $t$ = steps / $d$", "ylabels": ylabels, "names": ("square", "growth"), "ax": ax}
-    with panels(7.6, 3.4, [""] * 2, **options) as (drawing, axes):
+    ylabels = {"square": "$d$ times the mean square of the overlap", "growth": "growth rate of the overlap"}
+    with panels(7.6, 3.4, xlabel="time $t$ = steps / $d$", ylabels=ylabels, ax=ax) as (drawing, axes):
         for name, branch in (("teacher", "semantic"), ("encodings", "positional")):
             for axis, number in zip(axes[0], (name, f"growth_{name}"), strict=True):
                 value, bar = (np.asarray(getattr(s, number)) for s in (mean, bars))
@@ -213,9 +209,12 @@ def learning_figure(trainings: dict[str, Sequence[Any]], ax: Target = None) -> A
             stage.
         ax: axes for the panels "train_loss", "test_error" and "share", see `style.panels`.
     """
-    ylabels = "training loss, cross-entropy", "test error, 1 - accuracy", "share of the variance of attention $S$"
-    names = "train_loss", "test_error", "share"
-    with panels(11, 3.6, [""] * 3, xlabel="epoch", ylabels=ylabels, names=names, ax=ax) as (drawing, axes):
+    ylabels = {
+        "train_loss": "training loss, cross-entropy",
+        "test_error": "test error, 1 - accuracy",
+        "share": "share of the variance of attention $S$",
+    }
+    with panels(11, 3.6, xlabel="epoch", ylabels=ylabels, ax=ax) as (drawing, axes):
         loss, error, share = axes[0]
         for name, stages in trainings.items():
             for axis, get, label, style in (

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
-from jaxtyping import Bool, Real, Shaped
+from jaxtyping import Bool, Float, Real, Shaped
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -108,45 +108,47 @@ Target: TypeAlias = (
 def panels(
     width: float,
     height: float,
-    titles: Sequence[str] = ("",),
+    titles: Sequence[str] | None = None,
     *,
     rows: int = 1,
     xlabel: str = "",
-    ylabels: Sequence[str] = (),
+    ylabels: Sequence[str] | Mapping[str, str] = (),
     legends: bool = True,
-    names: Sequence[str] = (),
     ax: Target = None,
     **options: Any,
 ) -> Iterator[tuple[Any, Panels]]:
     """Yield what the picture is drawn on, a figure in the library's style or `ax`, and the axes of all panels.
 
-    Every column has a title, and its lowest panel has the x label. On a figure of the library's one legend below the
-    panels explains all of them and covers nothing. Axes of the caller's get no legend: every line has a label, so that
-    ``ax.legend()`` makes one.
+    Every column has a title, and its lowest panel has the x label. Labels are words, or keys of `LABELS`. On a figure
+    of the library's one legend below the panels explains all of them and covers nothing. Axes of the caller's get no
+    legend: every line has a label, so that ``ax.legend()`` makes one.
 
     Args:
         width, height: size in inches, unless the user has changed ``figure.figsize``.
-        ylabels: y labels of the first panels, row by row.
+        titles: titles of the columns; by default there is a column without one for every y label.
+        ylabels: y labels of the first panels, row by row. Keys are names of the panels.
         legends: whether to draw the legend.
-        names: names of the panels, row by row.
         ax: axes of the caller's to draw on, see `_callers_axes`.
         options: further arguments of `Figure.subplots`.
     """
+    labels = ylabels if isinstance(ylabels, Mapping) else dict(enumerate(ylabels))
+    titles = [""] * max(1, len(labels)) if titles is None else titles
     style: Any = {name: value for name, value in _STYLE.items() if not _changed(name)}
     with matplotlib.rc_context(style):
         size = matplotlib.rcParams["figure.figsize"] if _changed("figure.figsize") else (width, height)
         figure = Figure(figsize=size, layout="constrained")
         library_axes = figure.subplots(rows, len(titles), squeeze=False, **options)
-        axes = library_axes if ax is None else _callers_axes(ax, names, library_axes)
+        axes = library_axes if ax is None else _callers_axes(ax, [str(name) for name in labels], library_axes)
         before = [axis.get_legend_handles_labels() for axis in axes.flat]
         yield figure if ax is None else ax, axes
         for column, title in zip(axes.T, titles, strict=True):
             if title:
                 column[0].set_title(title, loc="left")
             if xlabel:
-                column[-1].set_xlabel(xlabel)
-        for axis, label in zip(axes.flat, ylabels, strict=False):
-            axis.set_ylabel(label)
+                column[-1].set_xlabel(LABELS.get(xlabel, xlabel))
+        for axis, label in zip(axes.flat, labels.values(), strict=False):
+            if label:
+                axis.set_ylabel(LABELS.get(label, label))
         for axis in axes.flat:
             if any((line.get_gid() or "").endswith(_DOTS) for line in axis.lines):
                 axis.plot([], [], color=OTHER, label="unstable", **_UNSTABLE)
@@ -249,6 +251,16 @@ def scale(axis: Axes, x: Real[AnyArray, " n"]) -> None:
     """Make the x axis logarithmic if its values are spaced geometrically."""
     if is_geometric(x):
         axis.set_xscale("log")
+
+
+def mark(axis: Axes, name: str, alpha: Any) -> None:
+    """Mark the alpha of an event by a vertical line."""
+    axis.axvline(float(alpha), label=SYMBOLS[name], gid=name, **{**MARKS[name], "lw": 0.9})
+
+
+def two_bars(bars: Real[AnyArray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return the widths of error bars to either side, zero where they are not known."""
+    return np.where(np.isfinite(bars), 2 * bars, 0.0)
 
 
 def frame(axis: Axes) -> None:

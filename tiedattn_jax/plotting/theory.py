@@ -29,8 +29,10 @@ from .style import (
     Target,
     frame,
     line,
+    mark,
     panels,
     scale,
+    two_bars,
 )
 
 
@@ -55,11 +57,8 @@ def branch_figure(
         recoveries: its thresholds to mark beside its error, `theory.quantities.Threshold`.
         ax: axes for the panels "order", "train_loss" and "gen_error", see `style.panels`.
     """
-    parameter = curves[0].parameter
-    xlabel = LABELS.get(parameter, parameter)
-    names = "order", "train_loss", "gen_error"
-    options = {"xlabel": xlabel, "ylabels": (ORDERS, LOSS, ERROR), "names": names, "ax": ax}
-    with panels(11, 3.6, [""] * 3, **options) as (drawing, axes):
+    labels = {"order": ORDERS, "train_loss": LOSS, "gen_error": ERROR}
+    with panels(11, 3.6, xlabel=curves[0].parameter, ylabels=labels, ax=ax) as (drawing, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
             name = curve.branch or "any state"
@@ -75,12 +74,13 @@ def branch_figure(
             errors.axhline(baseline, **BASELINE)
         if optimal is not None:
             optimal_error(errors, optimal)
-        mark_recoveries(errors, recoveries)
+        for recovery in recoveries:
+            mark(errors, recovery.event, recovery.alpha)
         for axis in axes.flat:
             scale(axis, curves[0].at)
             for transition, name in ((alpha_c, "alpha_c"), (alpha_l, "alpha_l")):
                 if transition is not None and transition.ok:
-                    axis.axvline(float(transition.alpha), label=SYMBOLS[name], gid=name, **{**MARKS[name], "lw": 0.9})
+                    mark(axis, name, transition.alpha)
             frame(axis)
     return drawing
 
@@ -110,10 +110,8 @@ def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
         paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
         ax: axes for the panels "order" and "train_loss", see `style.panels`.
     """
-    parameter = paths[0].parameter
-    xlabel = LABELS.get(parameter, parameter)
-    options = {"xlabel": xlabel, "ylabels": (ORDERS, LOSS), "names": ("order", "train_loss"), "ax": ax}
-    with panels(7.6, 3.6, ("", ""), **options) as (drawing, axes):
+    ylabels = {"order": ORDERS, "train_loss": LOSS}
+    with panels(7.6, 3.6, xlabel=paths[0].parameter, ylabels=ylabels, ax=ax) as (drawing, axes):
         orders, losses = axes[0]
         labels: set[str | tuple[Axes, str] | None] = set()
         for path in paths:
@@ -168,16 +166,14 @@ def best_figure(table: Any, ax: Target = None) -> Any:
         table: `phases.questions.BestTable` along one axis.
         ax: axes for the panels "best" and "gen_error", see `style.panels`.
     """
-    xlabel = LABELS.get(table.parameter, table.parameter)
-    ylabels = f"best {LABELS.get(table.number, table.number)}", f"smallest {ERROR}"
-    options = {"xlabel": xlabel, "ylabels": ylabels, "names": ("best", "gen_error"), "ax": ax}
-    with panels(8, 3.6, [""] * 2, **options) as (drawing, axes):
+    ylabels = {"best": f"best {LABELS.get(table.number, table.number)}", "gen_error": f"smallest {ERROR}"}
+    with panels(8, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax) as (drawing, axes):
         rows = table.table()
         branches, places = (np.array([row[name] for row in rows]) for name in ("branch", "place"))
         numbers = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
         for axis, (values, bars) in zip(axes[0], numbers, strict=True):
             scale(axis, table.at)
-            bars = _two_bars(bars)
+            bars = two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
                 # The jumps lie between points, so that lines of one branch do not pass over another branch.
@@ -216,13 +212,11 @@ def boundary_figure(*boundaries: Any, ax: Target = None) -> Any:
         boundaries: `phases.questions.EventTable`, all along the same axis.
         ax: axes for the only panel, "alpha", see `style.panels`.
     """
-    parameter = boundaries[0].parameter
-    xlabel = LABELS.get(parameter, parameter)
-    options = {"xlabel": xlabel, "ylabels": (LABELS["alpha"],), "names": ("alpha",), "ax": ax}
-    with panels(5.5, 3.8, **options) as (drawing, ((axis,),)):
+    xlabel, ylabels = boundaries[0].parameter, {"alpha": "alpha"}
+    with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax) as (drawing, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
-            bars = _two_bars(boundary.stderr())
+            bars = two_bars(boundary.stderr())
             style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.event, {})
             name = boundary.event
@@ -254,19 +248,13 @@ def table_figure(table: Any, number: str = "", ax: Target = None) -> Any:
         ax: axes for the only panel, "number", see `style.panels`.
     """
     names = [number] if number else list(PAIR)
-    options = {"xlabel": LABELS.get(table.parameter, table.parameter), "names": ("number",), "ax": ax}
-    ylabel = LABELS.get(number, number) if number else "population risk"
-    with panels(5.5, 3.8, ylabels=(ylabel,), **options) as (drawing, ((axis,),)):
+    ylabels = {"number": number or "population risk"}
+    with panels(5.5, 3.8, xlabel=table.parameter, ylabels=ylabels, ax=ax) as (drawing, ((axis,),)):
         for name in names:
             colour = COLOURS.get(name, COLOURS.get(table.question, OTHER))
             line(axis, table.at, table.values(name), colour, name, bar=table.stderr(name))
         scale(axis, table.at)
     return drawing
-
-
-def _two_bars(bars: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return the widths of error bars to either side, zero where they are not known."""
-    return np.where(np.isfinite(bars), 2 * bars, 0.0)
 
 
 def optimal_figure(
@@ -288,12 +276,10 @@ def optimal_figure(
     Raises:
         InputError: there is one alpha only.
     """
-    require(
-        np.ndim(points.alpha) == 1, "alpha", points.alpha, "an axis: call jax.vmap(lambda a: bayes(model, a))(alphas)"
-    )
-    ylabels, names = ("overlap $q / \\rho$", ERROR), ("overlap", "gen_error")
-    options = {"xlabel": LABELS["alpha"], "ylabels": ylabels, "names": names, "ax": ax}
-    with panels(7.6, 3.6, [""] * 2, **options) as (drawing, axes):
+    requirement = "an axis: call jax.vmap(lambda a: bayes(model, a))(alphas)"
+    require(np.ndim(points.alpha) == 1, "alpha", points.alpha, requirement)
+    ylabels = {"overlap": "overlap $q / \\rho$", "gen_error": ERROR}
+    with panels(7.6, 3.6, xlabel="alpha", ylabels=ylabels, ax=ax) as (drawing, axes):
         overlap, error = axes[0]
         line(overlap, points.alpha, _relative_overlap(points.replicates), COLOURS["optimal"], "optimal learner")
         if np.any(points.hard):
@@ -304,7 +290,8 @@ def optimal_figure(
         optimal_error(error, points)
         for axis in axes[0]:
             scale(axis, points.alpha)
-            mark_recoveries(axis, recoveries)
+            for recovery in recoveries:
+                mark(axis, recovery.event, recovery.alpha)
             frame(axis)
     return drawing
 
@@ -320,14 +307,3 @@ def optimal_error(axis: Axes, points: Any) -> None:
     order = np.argsort(points.alpha)
     alpha, error, bar = (np.asarray(a)[order] for a in (points.alpha, points.gen_error, points.stderr.gen_error))
     line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar)
-
-
-def mark_recoveries(axis: Axes, recoveries: Sequence[Any]) -> None:
-    """Mark thresholds of the optimal learner by vertical lines."""
-    for recovery in recoveries:
-        axis.axvline(
-            float(recovery.alpha),
-            label=SYMBOLS[recovery.event],
-            gid=recovery.event,
-            **{**MARKS[recovery.event], "lw": 0.9},
-        )

@@ -187,8 +187,7 @@ def solve_1rsb(
         raise InputError("model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside jax.jit")
     require_count(replicates, "replicates", 2)
     if s is not None:
-        require_number(s, "s", "positive", lambda v: v > 0)
-        s = jnp.asarray(s, model.lam.dtype)
+        s = require_number(s, "s", "positive", lambda v: v > 0, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
     rs = solve_checked(model, alpha, branch, rule, None, Settings())
     rs_primal, is_differentiated = lax.stop_gradient(rs), not is_concrete((model, alpha))

@@ -77,22 +77,14 @@ class OneRSBTransition(Quantity):
             for b in self.branches
         ]
         rs: Any = self.rs
-        rs_values, rs_bars = map(scalar_parameters, (rs.sensitivities, rs.sensitivities_stderr))
-        sensitivities = [
-            (*row, f"RS: {with_error(value, rs_bars[name])}")
-            for row, (name, value) in zip(self.sensitivity_rows(scalar_parameters), rs_values.items(), strict=True)
+        rates, rs_rates = (each.sensitivity_rows(scalar_parameters) for each in (self, rs))
+        numbers = [
+            (rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
+            (f"{rs.event}, RS", with_error(rs.alpha, rs.stderr), "of the replica-symmetric theory"),
+            ("shift", str(self.shift), "between them"),
+            *((*row, f"RS: {rs_rate}") for row, (_, rs_rate) in zip(rates, rs_rates, strict=True)),
         ]
-        return Description(
-            "transition with 1RSB",
-            self.status_name,
-            [
-                (rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
-                (f"{rs.event}, RS", with_error(rs.alpha, rs.stderr), "of the replica-symmetric theory"),
-                ("shift", with_error(self.shift.value, self.shift.stderr), "between them"),
-                *sensitivities,
-            ],
-            elevations,
-        )
+        return Description("transition with 1RSB", self.status_name, numbers, elevations)
 
 
 def transition_1rsb(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..base.arrays import StateArray
+from ..base.arrays import StateArray, spread_to
 from ..base.report import Description, Row, entries, with_error
 from ..base.results import Average, Result, Status, error_bar, quorum
 from ..model.model import Model
@@ -95,11 +95,7 @@ class Quantity(Result):
         """
         exists = jnp.isfinite(values)
         known = quorum(exists)
-
-        def masked(a: Float[Array, "R *shape"]) -> Float[Array, "R *shape"]:
-            return jnp.where(exists.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan)
-
-        values, rates = jax.tree.map(masked, (values, rates))
+        values, rates = jax.tree.map(lambda a: jnp.where(spread_to(exists, a), a, jnp.nan), (values, rates))
         status = jnp.where(known, Status.converged, Status.absent)
         return cls.of(values, rates, status=status, known=known, **fields)
 

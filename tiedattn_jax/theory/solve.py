@@ -100,38 +100,11 @@ def solve(
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
-    request = _checked(model, alpha, branch, nodes, rtol, start, settings)
-    return solve_checked(*request) if rtol is None else _refined(request, rtol)
-
-
-class Request(NamedTuple):
-    """The arguments of `solve` after their checks, with default settings; `nodes` and `start` may be missing."""
-
-    model: Model
-    alpha: Float[Array, ""]
-    branch: str | None
-    nodes: Rule | None
-    start: Overlaps | None
-    settings: Settings
-
-
-def _checked(
-    model: Model,
-    alpha: Number,
-    branch: str | None,
-    nodes: AnyNodes,
-    rtol: float | None,
-    start: FixedPoint | Overlaps | None,
-    settings: Settings | None,
-) -> Request:
-    """Check the arguments of `solve`."""
     check(model, even=branch is not None)
-    branch, dtype = branch_of(branch).name, model.lam.dtype
-    alpha = check_alpha(model, alpha)
+    branch, alpha, dtype = branch_of(branch).name, check_alpha(model, alpha), model.lam.dtype
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     rule = None if nodes is None else make_rule(nodes, model)
-    if start is not None:
-        start = check_start(model, start)
+    checked_start = None if start is None else check_start(model, start)
     tol = Settings.tol
     if rtol is not None:
         smallest = 100 * float(jnp.finfo(dtype).eps)
@@ -144,7 +117,19 @@ def _checked(
         if not is_concrete((model, alpha)):
             raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
         tol = min(tol, rtol / 10)
-    return Request(model, alpha, branch, rule, start, settings or Settings(tol=tol))
+    request = Request(model, alpha, branch, rule, checked_start, settings or Settings(tol=tol))
+    return solve_checked(*request) if rtol is None else _refined(request, rtol)
+
+
+class Request(NamedTuple):
+    """The arguments of `solve` after their checks, with default settings; `nodes` and `start` may be missing."""
+
+    model: Model
+    alpha: Float[Array, ""]
+    branch: str | None
+    nodes: Rule | None
+    start: Overlaps | None
+    settings: Settings
 
 
 def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Real, Shaped
 
 from ..averages.rules import Rule
-from ..base.arrays import StateArray
+from ..base.arrays import StateArray, spread_to
 from ..base.errors import InputError
 from ..base.report import WORDS, Description, by_token, rows_of, with_error
 from ..base.results import Average, MeanField, Replicated, Status, error_bar, has_state, mean_of_existing, quorum
@@ -282,7 +282,6 @@ def _means(states: State) -> State:
 def _error_bars(states: State) -> State:
     counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
 
-    def bar(a: Shaped[Array, "R *shape"]) -> Float[Array, "*shape"]:
-        return error_bar(jnp.where(counted.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.nan))
-
-    return _without_absent(states, jax.tree.map(bar, states))
+    return _without_absent(
+        states, jax.tree.map(lambda a: error_bar(jnp.where(spread_to(counted, a), a, jnp.nan)), states)
+    )
