@@ -29,15 +29,7 @@ from ..model.checks import needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import symmetric
 from ..theory.solve import check_alpha
-from .channel import (
-    Channel,
-    Posterior,
-    channel,
-    free_entropy,
-    gen_error,
-    posterior,
-    sign_channel,
-)
+from .channel import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
 
 _TOL = 1e-11  # relative change of the conjugates in a step of the map at which a search ends
 _MAX_STEPS = 400

@@ -128,10 +128,7 @@ def check_machine() -> tuple[bool, str]:
     folder = getattr(jax.config, "jax_compilation_cache_dir", None)
     setting = [
         ("versions", f"tiedattn_jax {VERSION}, jax {jax.__version__}, jaxlib {jaxlib}"),
-        (
-            "device",
-            f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {cores()} cores of the host",
-        ),
+        ("device", f"{len(jax.devices())} x {device.device_kind} ({device.platform}), {cores()} cores of the host"),
         ("precision", f"{dtype}"),
         ("programs", f"kept in {folder}" if folder else "not kept"),
         ("first call", f"{seconds[0]:.2f} s, which compiles or reads compiled programs"),

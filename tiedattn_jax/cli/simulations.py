@@ -90,11 +90,7 @@ COUNTS = {
     "runs": (integer(), 10, "number of independent trainings, which run at once"),
     "epochs": (integer(), _TRAINED["epochs"], "number of epochs of Adam with frozen weights"),
     "free-epochs": (integer(), _UNFROZEN["epochs"], "number of epochs of plain gradient descent with all weights free"),
-    "samples": (
-        integer(2),
-        _SAMPLED["n"],
-        f"number of sequences; {_SAMPLED['train_share']:.0%}% are for training",
-    ),
+    "samples": (integer(2), _SAMPLED["n"], f"number of sequences; {_SAMPLED['train_share']:.0%}% are for training"),
     "length": (integer(2), _SAMPLED["length"], "number of tokens in a sequence"),
     "tokens": (integer(2), _SAMPLED["tokens"], "size of the alphabet"),
     "width": (_EVEN, _TRAINED["width"], "dimension of the embeddings"),

@@ -353,12 +353,7 @@ def _runs(
 
 
 def _run(
-    model: Model,
-    start: Moments,
-    numbers: tuple[Array, Array, Array],
-    replicate: Replicate,
-    points: int,
-    steps: int,
+    model: Model, start: Moments, numbers: tuple[Array, Array, Array], replicate: Replicate, points: int, steps: int
 ) -> Run:
     (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
     moments = integrated(_flow(model, eta, kappa, replicate), start, until, points, steps)

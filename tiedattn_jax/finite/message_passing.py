@@ -164,11 +164,7 @@ class Damping(eqx.Module):
     rises: Int[Array, ""]  # number of steps in a row in which the residual rose
 
     def after(
-        self,
-        residual: Float[Array, ""],
-        possible: Bool[Array, ""],
-        search: Bool[Array, ""],
-        automatic: Bool[Array, ""],
+        self, residual: Float[Array, ""], possible: Bool[Array, ""], search: Bool[Array, ""], automatic: Bool[Array, ""]
     ) -> Damping:
         """Return the damping of the next step.
 
@@ -305,13 +301,7 @@ def _run(
 
 
 def posterior_mean(
-    model: Model,
-    data: Data,
-    init: Any = "random",
-    *,
-    steps: int = 500,
-    tol: float = 1e-8,
-    key: Array | None = None,
+    model: Model, data: Data, init: Any = "random", *, steps: int = 500, tol: float = 1e-8, key: Array | None = None
 ) -> PosteriorMean:
     """Estimate the teacher as well as its labels allow, by message passing; `bayes` predicts the overlap for large d.
 

@@ -351,12 +351,7 @@ def start(
 @eqx.filter_jit
 @precise
 def _named_start(
-    model: Model,
-    data: Sample,
-    init: str,
-    key: PRNGKeyArray,
-    size: Float[Array, ""],
-    threshold: Float[Array, ""] | None,
+    model: Model, data: Sample, init: str, key: PRNGKeyArray, size: Float[Array, ""], threshold: Float[Array, ""] | None
 ) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
     noise = jax.random.normal(key, (d, r), data.dtype)

@@ -23,9 +23,7 @@ from ..base.report import Description, Printed, entries
 _ATOM_TOLERANCE = 1e-9  # eigenvalues that differ by less than this, relative to the largest, are one atom
 
 
-def eigenbasis(
-    covariances: Float[np.ndarray, "L d d"],
-) -> tuple[Float[np.ndarray, "d L"], Float[np.ndarray, "d d"]]:
+def eigenbasis(covariances: Float[np.ndarray, "L d d"]) -> tuple[Float[np.ndarray, "d L"], Float[np.ndarray, "d d"]]:
     """Return the eigenvalues of commuting covariances and, in columns, their eigenvectors.
 
     Raises:

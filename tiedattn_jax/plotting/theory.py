@@ -258,10 +258,7 @@ def table_figure(table: Any, number: str = "", ax: Target = None) -> Any:
 
 
 def optimal_figure(
-    points: Any,
-    recoveries: Sequence[Any] = (),
-    spectral: Float[AnyArray, " alphas"] | None = None,
-    ax: Target = None,
+    points: Any, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None, ax: Target = None
 ) -> Any:
     """Plot overlap and test error of the optimal learner against alpha.
 

@@ -318,11 +318,7 @@ def _graphs() -> dict[str, str]:
 
 @jax.jit
 def _equations_all(
-    rule: Rule,
-    model: Model,
-    alpha: Float[Array, " lanes"],
-    free: Float[Array, "lanes 2"],
-    number: Int[Array, " lanes"],
+    rule: Rule, model: Model, alpha: Float[Array, " lanes"], free: Float[Array, "lanes 2"], number: Int[Array, " lanes"]
 ) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
     coarse = repeated(rule.coarse, len(number))

@@ -23,13 +23,7 @@ _SAME_COARSE, _SAME = 0.05, 0.02
 
 
 def find_states(
-    model: Model,
-    alpha: float,
-    nodes: AnyNodes = None,
-    *,
-    count: int = 64,
-    seed: int = 0,
-    settings: Settings = NEWTON,
+    model: Model, alpha: float, nodes: AnyNodes = None, *, count: int = 64, seed: int = 0, settings: Settings = NEWTON
 ) -> list[FixedPoint]:
     """Search for all states from many random starts, without imposing any symmetry.
 

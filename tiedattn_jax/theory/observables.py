@@ -78,11 +78,7 @@ class Diagnostics(eqx.Module):
 
 
 def diagnose(
-    model: Model,
-    alpha: Scalar,
-    x: Overlaps,
-    hats: Conjugates,
-    sums: dict[str, Float[Array, "..."]],
+    model: Model, alpha: Scalar, x: Overlaps, hats: Conjugates, sums: dict[str, Float[Array, "..."]]
 ) -> Diagnostics:
     """Return the `Diagnostics` of a state from the averages of its `moments`."""
     (S, r, _), law = hats.q.shape, model.law()
@@ -341,11 +337,7 @@ def target_at_nodes(model: Model, Y: Float[Array, "L t"]) -> Float[Array, "L L"]
 
 
 def elevation(
-    alpha: Scalar,
-    x: Overlaps,
-    hats: Conjugates,
-    to_delta: Float[Array, "S S"],
-    sums: dict[str, Float[Array, "..."]],
+    alpha: Scalar, x: Overlaps, hats: Conjugates, to_delta: Float[Array, "S S"], sums: dict[str, Float[Array, "..."]]
 ) -> Float[Array, ""]:
     """Return the elevation. It is zero without jumps, and NaN if the state is unstable even without jumps.
 

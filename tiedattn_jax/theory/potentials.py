@@ -29,9 +29,7 @@ from ..model.overlaps import Conjugates, Overlaps, sentence_overlaps, symmetric
 from ..model.penalties import Penalty, minimiser
 
 
-def stationary(
-    fn: Callable[[PyTree, PyTree], Float[Array, "..."]],
-) -> Callable[[PyTree, PyTree], Float[Array, "..."]]:
+def stationary(fn: Callable[[PyTree, PyTree], Float[Array, "..."]]) -> Callable[[PyTree, PyTree], Float[Array, "..."]]:
     """Differentiate `fn(z, p)` by the envelope theorem.
 
     The function must be evaluated at a `z(p)` where it is stationary in `z`. Its value is `fn(z, p)`, and its
@@ -238,9 +236,7 @@ def _packed(
     return jnp.concatenate([symmetric(Lam)[:, rows, columns], mean, symmetric(covariance)[:, rows, columns]], 1)
 
 
-def _unpacked(
-    packed: Float[Array, "K n"],
-) -> tuple[Float[Array, "K r r"], Float[Array, "K r"], Float[Array, "K r r"]]:
+def _unpacked(packed: Float[Array, "K n"]) -> tuple[Float[Array, "K r r"], Float[Array, "K r"], Float[Array, "K r r"]]:
     r = math.isqrt(packed.shape[1] + 1) - 1
     half = r * (r + 1) // 2
     index = np.zeros((r, r), int)

@@ -84,10 +84,7 @@ class Quantity(Result):
 
     @classmethod
     def of_existing(
-        cls: type[Self],
-        values: Float[Array, " R"],
-        rates: PyTree[Float[Array, "R ..."]] | None = None,
-        **fields: Any,
+        cls: type[Self], values: Float[Array, " R"], rates: PyTree[Float[Array, "R ..."]] | None = None, **fields: Any
     ) -> Self:
         """Return the mean over the replicates that have the number, where `values` are finite; see `of`.
 

@@ -33,15 +33,7 @@ from ..base.arrays import (
     solve as solve_entries,
     stacked,
 )
-from ..base.errors import (
-    InputError,
-    as_array,
-    as_number,
-    is_concrete,
-    require_kind,
-    require_number,
-    with_values,
-)
+from ..base.errors import InputError, as_array, as_number, is_concrete, require_kind, require_number, with_values
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model

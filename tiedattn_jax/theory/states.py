@@ -281,7 +281,6 @@ def _means(states: State) -> State:
 @eqx.filter_jit
 def _error_bars(states: State) -> State:
     counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
-
     return _without_absent(
         states, jax.tree.map(lambda a: error_bar(jnp.where(spread_to(counted, a), a, jnp.nan)), states)
     )
