@@ -66,9 +66,9 @@ def either(condition: Bool[AnyArray, "..."], a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
-def spread_to(values: AnyArray, a: Any) -> Any:
+def spread_to(values: AnyArray | np.generic, a: Any) -> Any:
     """Append axes of size one to values (*axes), so that they broadcast against an array (*axes, ...)."""
-    return values.reshape(*values.shape, *[1] * (np.ndim(a) - values.ndim))
+    return values.reshape((*values.shape, *[1] * (np.ndim(a) - values.ndim)))
 
 
 def zeros(shapes: PyTree, *axes: int) -> PyTree:
