@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import lines, moreau, nodes, recipes, rules as sizes
+from tiedattn_jax.averages import lines, moreau, nodes, recipes, rules
 from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base import results
@@ -25,7 +25,7 @@ from tiedattn_jax.phases import best, locate, places, transitions
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
-from tiedattn_jax.theory import engine as slots, newton, potentials as weights
+from tiedattn_jax.theory import engine, newton, potentials
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -56,7 +56,7 @@ def default(function: str, argument: str):
 
 def single(rule: Rule) -> int:
     """Nodes of a replicate."""
-    assert rule.replicates == sizes.REPLICATES
+    assert rule.replicates == rules.REPLICATES
     return rule.size
 
 
@@ -68,7 +68,7 @@ def line_row(order: int) -> str:
 
 MODEL = ta.DotProduct()
 BARS = float(ta.error_bar(jnp.array([-1.0, -1.0, 1.0, 1.0]))) / (np.std([-1.0, -1.0, 1.0, 1.0], ddof=1) / 2)
-FOUR = WORDS[sizes.REPLICATES]
+FOUR = WORDS[rules.REPLICATES]
 UNRESOLVED = percent(results._UNRESOLVED_SHARE)
 SMALLEST_RTOL = 100 * np.finfo(np.float32).eps
 GRID = default_recipe(MODEL, SIZES["grid"]).rule(MODEL)
@@ -79,7 +79,7 @@ PAGES: dict[str, list[str]] = {
     "docs/start.md": [
         f"You need Python {PYTHON} or newer; JAX {JAX} or newer",
         f"the default of {FOUR} replicates one error bar is {BARS:.2f} standard errors",
-        f"all searches that are waiting, up to {slots.WIDTHS[-1]}. A single state is {FOUR} searches",
+        f"all searches that are waiting, up to {engine.WIDTHS[-1]}. A single state is {FOUR} searches",
     ],
     "docs/faq.md": [
         "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
@@ -103,7 +103,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/howto/grids.md": [
         f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.Lines(5).rule(MODEL).size else "another rule",
-        f"as many as fill them, {slots.WIDTHS[-1]} at most",
+        f"as many as fill them, {engine.WIDTHS[-1]} at most",
         f"whose error bar is above {percent(diagrams._PRECISE)}",
     ],
     "docs/howto/simulation.md": [
@@ -119,18 +119,18 @@ PAGES: dict[str, list[str]] = {
         f"takes {WORDS[places._PER_DECADE]} values in a factor of ten",
         f"e^{{\\pm {best._OFFSET}}}",
     ],
-    "docs/howto/penalties.md": [f"students of up to {WORDS[len(weights._ORDERS)]} columns"],
+    "docs/howto/penalties.md": [f"students of up to {WORDS[len(potentials._ORDERS)]} columns"],
     "docs/howto/report.md": [f"At its default, $10^{{{power(float(ta.Settings().tol), 10)}}}$"],
     "docs/theory/potentials.md": [
-        f"Each piece has {weights._ORDERS[0]} Gauss-Legendre nodes",
-        f"with {weights._ORDERS[1]} nodes on each piece of either axis",
-        f"by {short(weights._SPACING[3])} and {short(weights._SPACING[4])},",
-        f"Each piece then has {weights._ORDERS[2]} nodes",
+        f"Each piece has {potentials._ORDERS[0]} Gauss-Legendre nodes",
+        f"with {potentials._ORDERS[1]} nodes on each piece of either axis",
+        f"by {short(potentials._SPACING[3])} and {short(potentials._SPACING[4])},",
+        f"Each piece then has {potentials._ORDERS[2]} nodes",
         f"with $a = {float(ta.Settings().damping)}$",
         f"is below {percent(newton._ROUGH_RESIDUAL)}",
     ],
     "docs/theory/observables.md": [
-        f"independent replicates ({sizes.REPLICATES} by default)",
+        f"independent replicates ({rules.REPLICATES} by default)",
         f"it is {BARS:.2f} standard errors",
     ],
     "docs/theory/jumps.md": [
@@ -176,7 +176,7 @@ DOCSTRINGS: dict[str, list[str]] = {
         f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
     ],
     "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
-    "run_instances": [f"by default 2^{power(SIZES['instances'], 2)}, {sizes.REPLICATES} replicates"],
+    "run_instances": [f"by default 2^{power(SIZES['instances'], 2)}, {rules.REPLICATES} replicates"],
     "solve_1rsb": [
         f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
         f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",

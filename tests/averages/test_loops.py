@@ -10,7 +10,7 @@ from cases import CASES, state
 from jax import export
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import program as loops
+from tiedattn_jax.averages import program
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import descend, local_minima
 from tiedattn_jax.model.overlaps import Coordinates
@@ -58,7 +58,7 @@ def test_both_ways_give_the_same_numbers(name):
     evaluate, args = evaluation(name)
     results = []
     for counted in (False, True):
-        with loops.counted_loops(counted):
+        with program.counted_loops(counted):
             results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
     for first, second in zip(*results, strict=True):
         assert np.all(np.isfinite(first))
@@ -82,7 +82,7 @@ def test_counted_loops_ask_no_condition(name):
     evaluate, args = evaluation(name)
     condition_counts = []
     for counted in (True, False):
-        with loops.counted_loops(counted):
+        with program.counted_loops(counted):
             condition_counts.append(
                 sum(p in ("while", "cond") for p in primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
             )
@@ -104,7 +104,7 @@ def is_constant(name, before):
 @pytest.mark.parametrize("name", ["nodes", "three tokens"])  # on lines the loop over groups has a condition
 def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     evaluate, args = evaluation(name)
-    with loops.counted_loops():
+    with program.counted_loops():
         text = export.export(jax.jit(evaluate), platforms=("cuda",))(*args).mlir_module()
     blocks = conditions(text)
     assert len(blocks) == text.count("stablehlo.while(") > 0
@@ -121,24 +121,24 @@ def test_what_is_done_keeps_its_value():
     start = 2.0 ** jnp.arange(6)
 
     def halved(**options):
-        return loops.repeat(lambda x: 0.5 * x, start, lambda x: x > 1, 4, count=3, **options)
+        return program.repeat(lambda x: 0.5 * x, start, lambda x: x > 1, 4, count=3, **options)
 
-    with loops.counted_loops(False):
+    with program.counted_loops(False):
         np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 1, 2])
         np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 1, 2])
         np.testing.assert_array_equal(halved(least=5), start / 32)
-    with loops.counted_loops(True):
+    with program.counted_loops(True):
         np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 2, 4])
         np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 2, 4])
 
 
 def test_the_device_decides():
-    assert loops.counted() is (jax.default_backend() != "cpu")
-    with loops.counted_loops():
-        assert loops.counted()
-        with loops.counted_loops(False):
-            assert not loops.counted()
-        assert loops.counted()
+    assert program.counted() is (jax.default_backend() != "cpu")
+    with program.counted_loops():
+        assert program.counted()
+        with program.counted_loops(False):
+            assert not program.counted()
+        assert program.counted()
 
 
 def test_counted_steps_do_for_the_slowest_starts():
@@ -147,7 +147,7 @@ def test_counted_steps_do_for_the_slowest_starts():
     replicate = make(model).replicate(0)
     h, y = 3 * replicate.student, 0.5 * replicate.teacher
     for counted in (False, True):
-        with loops.counted_loops(counted):
+        with program.counted_loops(counted):
             z, energy, converged = jax.jit(lambda h, y: descend(ProxProblem(model, x.V, y), 5.0 * h, h, 1e-7))(h, y)
             assert bool(jnp.all(converged))
             minima, lower = jax.jit(lambda z, h, y: local_minima(ProxProblem(model, x.V, y), z + 0.01, h))(z, h, y)

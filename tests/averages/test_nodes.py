@@ -8,7 +8,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted, fields, whiten
-from tiedattn_jax.base import arrays as linalg
+from tiedattn_jax.base import arrays
 from tiedattn_jax.base.arrays import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel, channel_gradient, points_in
 
@@ -129,7 +129,7 @@ def test_whitening_undoes_fields(model):
 @pytest.mark.parametrize("unrolled", [0, 4])
 def test_small_linear_algebra(monkeypatch, unrolled):
     """`ldl_solve` and `apply` agree with numpy, entry by entry and with a loop over the pivots."""
-    monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
+    monkeypatch.setattr(arrays, "_UNROLLED", unrolled)
     rng = np.random.default_rng(0)
     A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
     A = A + A.swapaxes(0, 1)
@@ -154,15 +154,15 @@ def test_matrices_of_order_parameters(r):
     diagonal = np.arange(r)
     root[:, diagonal, diagonal] = np.abs(root[:, diagonal, diagonal]) + 0.1
     a = root @ root.swapaxes(1, 2)
-    np.testing.assert_allclose(linalg.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(arrays.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
     for matrix in (a, root, np.eye(r) + a * rng.uniform(size=(3, 1, r))):
-        np.testing.assert_allclose(linalg.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(arrays.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
         expected = np.linalg.solve(matrix, b)
-        np.testing.assert_allclose(linalg.solve(jnp.asarray(matrix), jnp.asarray(b)), expected, rtol=1e-9)
-    assert linalg.positive_definite(jnp.asarray(a))
+        np.testing.assert_allclose(arrays.solve(jnp.asarray(matrix), jnp.asarray(b)), expected, rtol=1e-9)
+    assert arrays.positive_definite(jnp.asarray(a))
     for entry in (-1.0, 0.0, np.nan):
         a[1, -1, -1] = entry
-        assert not linalg.positive_definite(jnp.asarray(a))
+        assert not arrays.positive_definite(jnp.asarray(a))
 
 
 def test_nodes_near_a_jump_share_their_weight():

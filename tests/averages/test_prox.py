@@ -5,22 +5,22 @@ import pytest
 from cases import CASES, Tempered, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import moreau as moreau_module, prox as minima_module, prox as px
+from tiedattn_jax.averages import moreau, prox as prox_module
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.rules import fields
-from tiedattn_jax.base import arrays as linalg, nodewise
+from tiedattn_jax.base import arrays, nodewise
 from tiedattn_jax.base.arrays import ldl_solve
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 
-prox, energy_of, gradient = map(jax.jit, (px.prox, ProxProblem.energy, ProxProblem.gradient))
+prox, energy_of, gradient = map(jax.jit, (prox_module.prox, ProxProblem.energy, ProxProblem.gradient))
 
 
 @jax.jit
 def descend(problem, start, h):
     """Run Newton's method from one start at all nodes."""
-    return minima_module.descend(problem, jnp.broadcast_to(start[:, None, None], h.shape), h, 1e-7)
+    return prox_module.descend(problem, jnp.broadcast_to(start[:, None, None], h.shape), h, 1e-7)
 
 
 def problem_of(model, nodes, case, size=4096):
@@ -81,7 +81,7 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
     h, y = 2**0.5 * jax.random.normal(keys[0], (L, r, 1024)), 0.5 * jax.random.normal(keys[1], (L, t, 1024))
     problem = ProxProblem(model, V, y)
     chosen, complete = (
-        energy_of(problem, prox(problem, h, starts).z, h) for starts in (None, minima_module._flips(model, h))
+        energy_of(problem, prox(problem, h, starts).z, h) for starts in (None, prox_module._flips(model, h))
     )
     assert float(jnp.mean(chosen > complete + 1e-9)) < 2e-3
 
@@ -89,7 +89,7 @@ def test_starts_of_large_columns_are_left_out_only_where_they_find_nothing_lower
 def test_every_start_is_finished(model, nodes):
     """`proximal` finishes every start to full precision without refinement, also where common steps do not suffice."""
     problem, h = problem_of(model, nodes, CASES[1])
-    z, converged = jax.jit(px.proximal)(problem, h)
+    z, converged = jax.jit(prox_module.proximal)(problem, h)
     assert bool(jnp.all(converged))
     np.testing.assert_allclose(z, prox(problem, h).z, atol=1e-9)
 
@@ -115,9 +115,9 @@ def test_axis_of_the_double_well(model, nodes):
     y = problem_of(model, nodes, CASES[0], 64)[0].y.at[..., 0].set(0.0)
     # At y = 0 the Hessian of a purely semantic target is zero; that of a paraboloid is the same along all axes.
     for layer in (model, ta.DotProduct(omega=0.0), Paraboloid(**vars(model))):
-        axis = minima_module.well_axis(layer, y, 1, 32)
+        axis = prox_module.well_axis(layer, y, 1, 32)
         np.testing.assert_allclose(jnp.sum(axis**2, (0, 1)), 1, rtol=1e-12)
-        hessian = moreau_module.expansion_at_nodes(layer, 0 * axis, y)[2]
+        hessian = moreau.expansion_at_nodes(layer, 0 * axis, y)[2]
         flat = axis.reshape(2, -1)
         curvature = jnp.einsum("in,ijn,jn->n", flat, hessian, flat)
         n = np.moveaxis(np.asarray(hessian), -1, 0)
@@ -182,12 +182,12 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
     def outputs(V):
         problem = ProxProblem(model, V, y)
-        minima = px.prox(problem, h)
+        minima = prox_module.prox(problem, h)
         return minima.z, problem.jacobian(jax.lax.stop_gradient(minima.z)), minima.gap
 
     def results(limit, unrolled):
         monkeypatch.setattr(nodewise, "_MOST_ENTRIES", limit)
-        monkeypatch.setattr(linalg, "_UNROLLED", unrolled)
+        monkeypatch.setattr(arrays, "_UNROLLED", unrolled)
         nodewise._run_at_nodes.clear_cache()
         return jax.jit(lambda V: jax.jvp(outputs, (V,), (V,)))(V)
 
@@ -196,12 +196,12 @@ def test_arrays_and_entries_agree(monkeypatch, r):
 
 
 def test_a_hessian_column_by_column(monkeypatch):
-    L, size = moreau_module._MAX_COLUMNS + 1, 5
+    L, size = moreau._MAX_COLUMNS + 1, 5
     model = ta.DotProduct(mixing=np.full((L, L), 1 / L), encodings=np.linspace(-1, 1, L)[:, None])
     Z, Y = 0.7 * jax.random.normal(jax.random.key(3), (2, L, 1, size))
-    columns = jax.jit(moreau_module.expansion_at_nodes)(model, Z, Y)
-    monkeypatch.setattr(moreau_module, "_MAX_COLUMNS", L)
-    for by_column, at_once in zip(columns, moreau_module.expansion_at_nodes(model, Z, Y), strict=True):
+    columns = jax.jit(moreau.expansion_at_nodes)(model, Z, Y)
+    monkeypatch.setattr(moreau, "_MAX_COLUMNS", L)
+    for by_column, at_once in zip(columns, moreau.expansion_at_nodes(model, Z, Y), strict=True):
         np.testing.assert_allclose(by_column, at_once, rtol=1e-12, atol=1e-14)
     node = jax.hessian(lambda z: model.loss(z[:, None], Y[..., 2]))(Z[:, 0, 2])
     np.testing.assert_allclose(columns[2][..., 2], node, rtol=1e-12, atol=1e-14)
@@ -253,7 +253,7 @@ def test_definite(n):
     a = a + a.swapaxes(0, 1) + 2 * np.eye(n)[..., None]
     expected = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
     assert 0 < expected.sum() < 64
-    np.testing.assert_array_equal(linalg.definite(jnp.asarray(a)), expected)
+    np.testing.assert_array_equal(arrays.definite(jnp.asarray(a)), expected)
 
 
 def test_single_precision(nodes):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base import files as store, programs as compiled
+from tiedattn_jax.base import files, programs as compiled
 from tiedattn_jax.base.arrays import inverse
 from tiedattn_jax.base.derivatives import derivative_along
 from tiedattn_jax.base.files import packed
@@ -166,7 +166,7 @@ def test_a_file_of_another_program_is_not_run(folder, traced, arguments):
     """A copy of a program under the name of another one is traced anew, and so is a file that names other classes."""
     value = stored_program(gen_error_in)(*arguments)
     (file,) = folder.iterdir()
-    header, contents = store.unpacked(file, ta.InputError("", ""))
+    header, contents = files.unpacked(file, ta.InputError("", ""))
     for changed in ({"name": "0" * 64}, {"result": {"class": "os:PathLike", "fields": {}}}, {"result": {"a": 5}}):
         file.write_bytes(packed({**header, **changed}, contents))
         count = len(traced)
@@ -237,7 +237,7 @@ def test_a_folder_that_others_can_write_to(folder, monkeypatch, tmp_path):
     for mode, place in ((0o777, shared), (0o770, shared), (0o777, shared / "inside"), (0o755, shared)):
         shared.chmod(mode)
         if mode == 0o755:
-            monkeypatch.setattr(store.os, "getuid", lambda: 12345)
+            monkeypatch.setattr(files.os, "getuid", lambda: 12345)
             os.chown(shared, 54321, -1) if os.geteuid() == 0 else None
         message = "^{} must be a folder to which only you can write, .* use another, got {}='.*shared.*'"
         with pytest.raises(ta.InputError, match=message.format("folder", "folder")):
@@ -265,7 +265,7 @@ def test_a_folder_inside_an_open_one_with_the_sticky_bit(folder, tmp_path):
     """In /tmp nobody can replace the folders of others."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
-    store.make_private(tmp_path / "shared" / "own", "folder")
+    files.make_private(tmp_path / "shared" / "own", "folder")
     assert (tmp_path / "shared" / "own").is_dir()
 
 

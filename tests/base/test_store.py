@@ -287,7 +287,7 @@ def test_two_writers_of_one_file(other_process):
 
 
 def test_a_process_that_is_killed(other_process):
-    """What it has written is whole. What it was writing is no piece."""
+    """A file that it finished is whole. A file that it had only begun is not read as a piece."""
     folder, process = other_process
     while not (folder / "both").exists():
         time.sleep(0.01)

@@ -7,7 +7,7 @@ import pytest
 from channels import Noisy, NoisyPlain, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
-from tiedattn_jax.bayes import thresholds as recovery
+from tiedattn_jax.bayes import thresholds
 from tiedattn_jax.bayes.fixed_points import averages_of
 
 
@@ -102,9 +102,9 @@ def test_thresholds_have_the_error_bars_of_means_over_replicates():
     """And so have their derivatives, here beside derivatives in forward mode."""
     noisy = NoisyPlain()
     nodes = averages_of(noisy, ta.Sobol(2**8))
-    values, threshold = recovery.thresholds(noisy, nodes, False), ta.threshold(noisy, "weak_recovery", nodes=nodes)
+    values, threshold = thresholds.thresholds(noisy, nodes, False), ta.threshold(noisy, "weak_recovery", nodes=nodes)
     np.testing.assert_allclose([threshold.alpha, threshold.stderr], [np.mean(values), ta.error_bar(values)], rtol=1e-12)
-    rates = jax.jacfwd(lambda s: recovery.thresholds(dataclasses.replace(noisy, sigma=s), nodes, False))(noisy.sigma)
+    rates = jax.jacfwd(lambda s: thresholds.thresholds(dataclasses.replace(noisy, sigma=s), nodes, False))(noisy.sigma)
     slopes = [getattr(threshold, name).sigma for name in ("sensitivities", "sensitivities_stderr")]
     np.testing.assert_allclose(slopes, [np.mean(rates), ta.error_bar(rates)], rtol=1e-9)
     assert threshold.stderr > 0 and slopes[1] > 0

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tiedattn_jax.bayes import channel as signs
+from tiedattn_jax.bayes import channel
 
 C = (1e-6, 0.05, 0.7, 1.0, 4.0, 300.0)
 
@@ -23,25 +23,25 @@ def test_information_is_the_mean_square_of_the_score(draws, L, c):
     U = w + np.random.default_rng(1).standard_normal(w.shape)
     square = np.sum((U * np.tanh(np.sum(U * w, 0)) - w) ** 2, 0)
     error = np.std(square) / np.sqrt(square.size)
-    assert abs(signs.sign_information(L, jnp.asarray(c)) - np.mean(square)) < 4 * error
+    assert abs(channel.sign_information(L, jnp.asarray(c)) - np.mean(square)) < 4 * error
 
 
 @pytest.mark.parametrize("L", [1, 2, 3, 5])
 def test_limits(L):
     """At small c the information is L (L + 1) c with a relative correction of order c, at large c it is L."""
-    small, large = (float(signs.sign_information(L, jnp.asarray(c))) for c in (1e-7, 1e8))
+    small, large = (float(channel.sign_information(L, jnp.asarray(c))) for c in (1e-7, 1e8))
     assert small == pytest.approx(L * (L + 1) * 1e-7, rel=1e-4)
     assert large == pytest.approx(L, rel=1e-3)
     c = jnp.asarray(1.0)
-    assert float(signs.sign_information(L, c - 1e-12) - signs.sign_information(L, c)) == pytest.approx(0, abs=1e-9)
+    assert float(channel.sign_information(L, c - 1e-12) - channel.sign_information(L, c)) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("c", C)
 def test_finer_rules_change_nothing(monkeypatch, c):
-    coarse = [signs.sign_information(2, jnp.asarray(c)), signs.sign_evidence(2, jnp.asarray(c), jnp.asarray(1.0))]
-    monkeypatch.setattr(signs, "_RADII", 200)
-    monkeypatch.setattr(signs, "_STEP", 0.05)
-    fine = [signs.sign_information(2, jnp.asarray(c)), signs.sign_evidence(2, jnp.asarray(c), jnp.asarray(1.0))]
+    coarse = [channel.sign_information(2, jnp.asarray(c)), channel.sign_evidence(2, jnp.asarray(c), jnp.asarray(1.0))]
+    monkeypatch.setattr(channel, "_RADII", 200)
+    monkeypatch.setattr(channel, "_STEP", 0.05)
+    fine = [channel.sign_information(2, jnp.asarray(c)), channel.sign_evidence(2, jnp.asarray(c), jnp.asarray(1.0))]
     np.testing.assert_allclose(coarse, fine, rtol=1e-10)
 
 
@@ -52,8 +52,8 @@ def test_information_is_the_slope_of_the_log_evidence(L, q):
 
     def evidence(q):
         W = 1.2 - q
-        return signs.sign_evidence(L, q / W, W)
+        return channel.sign_evidence(L, q / W, W)
 
     W = 1.2 - q
-    expected = 0.5 * signs.sign_information(L, jnp.asarray(q / W)) / W
+    expected = 0.5 * channel.sign_information(L, jnp.asarray(q / W)) / W
     assert float(jax.grad(evidence)(q)) == pytest.approx(float(expected), rel=1e-8)

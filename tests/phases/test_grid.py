@@ -332,7 +332,7 @@ def test_searches_at_once_and_devices_arrive(canned, model, lines, monkeypatch):
         calls.append((width, devices))
         return run(paths, **options)
 
-    monkeypatch.setattr(grid.pool, "run", runs)
+    monkeypatch.setattr(grid.engine, "run", runs)
     solve_grid(model, lines, width=3)
     assert calls == [(3, jax.local_devices()[:1])] * 3  # first cells, tracks and retries
 

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from made import states_near
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages import prox, prox as minima_module
+from tiedattn_jax.averages import prox
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.rules import fields
 from tiedattn_jax.base.derivatives import derivative_along, with_tangent
@@ -206,7 +206,7 @@ class Descending(type(ta.Sobol(2).rule(ta.DotProduct()).stack)):
 
     def search(self, model, x, block):
         h, y = fields(model, x, block.student, block.teacher)
-        z, _, done = minima_module.descend(ProxProblem(model, x.V, y), h, h, 1e-10)
+        z, _, done = prox.descend(ProxProblem(model, x.V, y), h, h, 1e-10)
         return prox.Prox(z, done, z, jnp.full(z.shape[-1], jnp.inf))
 
 

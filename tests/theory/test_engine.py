@@ -13,7 +13,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import block_size
 from tiedattn_jax.model.overlaps import BRANCHES
-from tiedattn_jax.theory import engine as pool, engine as slots_module
+from tiedattn_jax.theory import engine
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Call, together
 from tiedattn_jax.theory.solve import Problem, branch_start
@@ -135,9 +135,9 @@ def test_bad_input():
 def test_a_process_takes_the_cores_that_it_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert pool.cores() == 3
+    assert engine.cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert pool.cores() == 64
+    assert engine.cores() == 64
 
 
 def test_settings_of_context_managers_are_kept():
@@ -173,9 +173,9 @@ def branches(problem):
 def test_slots_do_as_threads_do(problem, monkeypatch):
     """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
     singles = run(branches(problem))
-    monkeypatch.setattr(pool, "_in_threads", slots_module.work_in_slots)
+    monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)
     for width in (None, 3):
-        monkeypatch.setattr(slots_module, "WIDTHS", (2, 4))
+        monkeypatch.setattr(engine, "WIDTHS", (2, 4))
         pooled = run(branches(problem), width=width)
         for single, result in zip(singles, pooled, strict=True):
             np.testing.assert_array_equal(single.status, result.status)
@@ -186,16 +186,16 @@ def test_slots_do_as_threads_do(problem, monkeypatch):
 
 def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
     """Lanes that wait replace lanes that end, so calls stay filled and a slow lane is not alone at the end."""
-    monkeypatch.setattr(pool, "_in_threads", slots_module.work_in_slots)
-    monkeypatch.setattr(slots_module, "WIDTHS", (2, 4))
-    counts, turn = [], slots_module.Slots.turn
+    monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)
+    monkeypatch.setattr(engine, "WIDTHS", (2, 4))
+    counts, turn = [], engine.Slots.turn
 
     def counted(self):
         result = turn(self)
         counts.append(len(self.lanes) + len(result))
         return result
 
-    monkeypatch.setattr(slots_module.Slots, "turn", counted)
+    monkeypatch.setattr(engine.Slots, "turn", counted)
     run(itertools.chain(branches(problem), branches(problem)), width=2)
     assert max(counts) == 2 and np.mean(counts) > 1.5
 
@@ -207,7 +207,7 @@ def test_memory_that_one_lane_does_not_fit_in(problem):
             return {"bytes_limit": 1000}
 
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
-        slots_module._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])
+        engine._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -224,6 +224,6 @@ def test_lanes_fill_half_of_the_memory(problem, count):
             def memory_stats(self):
                 return {"bytes_limit": size}
 
-        return slots_module._max_lanes(lane, [Device()] * count)
+        return engine._max_lanes(lane, [Device()] * count)
 
     assert lanes(enough + 9) == 10 and lanes(enough - 9) == 9

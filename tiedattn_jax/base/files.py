@@ -384,9 +384,9 @@ def own_class(name: str) -> type | None:
     Nothing is imported or called, because a file chooses the name.
     """
     module, _, path = name.partition(":")
-    found: Any = functools.reduce(lambda a, part: getattr(a, part, None), path.split("."), sys.modules.get(module))
-    is_node = isinstance(found, type) and (issubclass(found, eqx.Module) or hasattr(found, "_fields"))
-    return found if is_node and is_own(name) and name_of(found) == name else None
+    thing: Any = functools.reduce(lambda a, part: getattr(a, part, None), path.split("."), sys.modules.get(module))
+    is_node = isinstance(thing, type) and (issubclass(thing, eqx.Module) or hasattr(thing, "_fields"))
+    return thing if is_node and is_own(name) and name_of(thing) == name else None
 
 
 def pack(result: Any) -> bytes:
@@ -431,8 +431,8 @@ def _class_named(name: str) -> type:
     Raises:
         InputError: there is no such class.
     """
-    if (own := own_class(name)) is not None:
-        return own
+    if (cls := own_class(name)) is not None:
+        return cls
     for cls in _subclasses(eqx.Module):
         if name_of(cls) == name and not is_own(name):
             return cls

@@ -205,9 +205,9 @@ def example(tree: Any) -> PyTree:
     """
 
     def class_of(name: str) -> type:
-        if (own := own_class(name)) is None:
+        if (cls := own_class(name)) is None:
             raise ValueError(f"{name} is no node of a tree")
-        return own
+        return cls
 
     def leaf(value: Any) -> Any:
         raise ValueError(f"{value} is no node of a tree")

@@ -90,14 +90,19 @@ class Replicated(Result):
         return jnp.ndim(getattr(self, name)) - unbatched
 
     @property
+    def measured(self: Any) -> Any:
+        """The numbers of all replicates whose means and error bars are shown."""
+        return self.replicates
+
+    @property
     def mean(self: Any) -> Any:
-        """Means of all numbers over the replicates."""
-        return jax.tree.map(lambda a: jnp.mean(a, self.replicate_axis), self.replicates)
+        """Means of the measured numbers over the replicates."""
+        return jax.tree.map(lambda a: jnp.mean(a, self.replicate_axis), self.measured)
 
     @property
     def stderr(self: Any) -> Any:
         """Error bars of the means; see `error_bar`. Booleans count as zero and one, as in the means."""
-        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(1.0 * a, self.replicate_axis, 0)), self.replicates)
+        return jax.tree.map(lambda a: error_bar(jnp.moveaxis(1.0 * a, self.replicate_axis, 0)), self.measured)
 
     @property
     def status(self: Any) -> Int[Array, "*batch"]:

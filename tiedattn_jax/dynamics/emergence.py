@@ -41,12 +41,11 @@ from ..base.errors import (
 )
 from ..base.report import Description, picture, rows_of
 from ..base.results import Replicated, Status
-from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
-from .flow import directions_of, encodings_on_directions, forces, integrated, refined
+from .flow import directions_of, encodings_on_directions, forces, integrated, needs_span, refined
 from .sgd import Crossing, first_crossing
 
 MECHANISMS = "encodings", "teacher"
@@ -106,14 +105,9 @@ class Emergence(Replicated):
     replicates: Run
 
     @property
-    def mean(self) -> Fluctuations:
-        """Means over the replicates, at every time."""
-        return super().mean.fluctuations
-
-    @property
-    def stderr(self) -> Fluctuations:
-        """Error bars of the means; see `error_bar`."""
-        return super().stderr.fluctuations
+    def measured(self) -> Fluctuations:
+        """The fluctuations of all replicates, at every time."""
+        return self.replicates.fluctuations
 
     @property
     def first(self) -> str:
@@ -210,15 +204,7 @@ def emergence(
         InputError: R is not positive definite, eta or until is not positive, kappa is negative; the loss has kinks or
             is not even; the model has a penalty, classes of tokens or several eigenvalues.
     """
-    needs(
-        model,
-        "fluctuations of one-pass SGD",
-        smooth=True,
-        ridge_only=True,
-        independent=True,
-        orthogonal=True,
-        one_eigenvalue=True,
-    )
+    needs_span(model, "fluctuations of one-pass SGD")
     r, dtype = model.shape[1], model.lam.dtype
     eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
     kappa = require_not_negative(kappa, "kappa", dtype)

@@ -33,6 +33,7 @@ from ..averages.rules import Replicate
 from ..base.arrays import precise
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.results import Status
+from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
@@ -95,6 +96,15 @@ def refined(run: Callable[[int], Run], least: int, most: int) -> Run:
 def moved(s: State, velocity: State, time: Any) -> State:
     """Return a state after a time of constant velocity."""
     return jax.tree.map(lambda a, b: a + time * b, s, velocity)
+
+
+def needs_span(model: Model, purpose: str) -> None:
+    """Check that what a student learns lies in the span of teacher and encodings, and that its risk is smooth.
+
+    Raises:
+        InputError: as `needs`, whose message says `purpose`.
+    """
+    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, one_eigenvalue=True)
 
 
 def directions_of(model: Model) -> int | None:

@@ -32,11 +32,10 @@ from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, precise
 from ..base.errors import InputError, require_not_negative, require_positive
 from ..base.results import MeanField, Replicated, Status
-from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of
 from ..theory.observables import error_in_block
-from .flow import directions_of, encodings_on_directions
+from .flow import directions_of, encodings_on_directions, needs_span
 
 _POLISHES = 8  # Newton steps behind the search; each squares the error
 _TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
@@ -139,15 +138,7 @@ def population(
 
 def checked_ridge(model: Model, kappa: Any) -> Float[Array, ""]:
     """Check model and ridge as `population` does, and return the ridge."""
-    needs(
-        model,
-        "the population risk",
-        smooth=True,
-        ridge_only=True,
-        independent=True,
-        orthogonal=True,
-        one_eigenvalue=True,
-    )
+    needs_span(model, "the population risk")
     return require_not_negative(kappa, "kappa", model.lam.dtype)
 
 

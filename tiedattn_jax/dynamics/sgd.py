@@ -136,14 +136,9 @@ class Trajectory(Replicated):
     gen_error, risk = MeanField[Array](), MeanField[Array]()
 
     @property
-    def mean(self) -> Student:
-        """Means over the replicates."""
-        return super().mean.student
-
-    @property
-    def stderr(self) -> Student:
-        """Error bars of the means; see `error_bar`."""
-        return super().stderr.student
+    def measured(self) -> Student:
+        """The student of all replicates, at every time."""
+        return self.replicates.student
 
     def reduced(self, student: Student) -> dict[str, Float[Array, "..."]]:
         """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""

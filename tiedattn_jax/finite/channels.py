@@ -132,11 +132,8 @@ def risk_minimiser(
     by_kind, y = partial(map_kinds, model, data.classes), data.fields
     burn_in, collinear = (_BURN_IN, _COLLINEAR) if warm_start is None else (0, 0)
     if warm_start is None:
-        curvature, count = model.lam, data.gamma.shape[1]
-        if model.penalty is not None:  # add its average curvature over weights of order one
-            curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), dtype)), Q.shape[0]
-        C = jnp.broadcast_to(jnp.eye(r, dtype=dtype) / (2 * curvature), (count, r, r))
-        warm_start = C, jnp.where(damped, -by_kind(lambda m: gradient_at_nodes(m, Z, y)), 0.0)
+        gradient = by_kind(lambda m: gradient_at_nodes(m, Z, y))
+        warm_start = _first_variances(model, data, Q), jnp.where(damped, -gradient, 0.0)
 
     def cost(Q: Float[Array, "d r"]) -> Float[Array, ""]:
         return 0.5 * model.lam * jnp.sum(Q**2) + model.penalty_of(Q)
@@ -196,6 +193,14 @@ def risk_minimiser(
 
     products = data.student_fields, data.back_project
     return Learner(model, data, *products, messages, estimate, outcome, burn_in), State(Q, *warm_start, Z)
+
+
+def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Float[Array, "#d r r"]:
+    """Return half the variances of the prior, of which a penalty needs one for every row of Q."""
+    r, curvature, count = Q.shape[1], model.lam, data.gamma.shape[1]
+    if model.penalty is not None:  # add its average curvature over weights of order one
+        curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), Q.dtype)), Q.shape[0]
+    return jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * curvature), (count, r, r))
 
 
 def _regression_slope(

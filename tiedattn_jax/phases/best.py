@@ -275,11 +275,11 @@ def best_path(task: Task) -> Path:
     if not optima:
         return None
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
-    found = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
-    problems = [task.search.problem(best.value, walk.branch) for walk in found]
-    starts = [walk.nearest(np.log(best.value)) for walk in found]
+    sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
+    problems = [task.search.problem(best.value, walk.branch) for walk in sides]
+    starts = [walk.nearest(np.log(best.value)) for walk in sides]
     states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
-    return best._replace(states={walk.branch: state for walk, state in zip(found, states, strict=True)})
+    return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:

@@ -189,8 +189,8 @@ class PhaseDiagram(Result, Tabular):
     def trusted(self) -> Bool[np.ndarray, "Y X"]:
         """Whether a cell can be relied on.
 
-        Three conditions hold: the cell is `settled`, the losses of the branches
-        differ by more than two error bars, and the replicon of the global minimum is below one.
+        Three conditions hold: the cell is `settled`, the losses of the branches differ by more than two error bars, and
+        the replicon of the global minimum is below one.
         """
         difference, bar = self.loss_difference
         replicon = np.asarray(self.global_minimum.diagnostics.replicon)

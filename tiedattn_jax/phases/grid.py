@@ -23,7 +23,7 @@ from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, axes_of
-from ..theory import engine as pool
+from ..theory import engine
 from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import FixedPoint, State, blank_state
@@ -154,7 +154,7 @@ class _Engine(NamedTuple):
 
     def run(self, paths: Iterable[Path], **options: Any) -> list[Any]:
         """Run paths on the devices; see `theory.engine.run`."""
-        return pool.run(paths, width=self.width, devices=self.devices, **options)
+        return engine.run(paths, width=self.width, devices=self.devices, **options)
 
 
 def with_more_steps(settings: Settings) -> Settings:

@@ -139,8 +139,8 @@ class Table(Result, Tabular):
         number = self.main if number is None else number
         if self._is_column(number):
             return self._columns[str(number)][0]
-        found = (_reader(number)(cell) if found else None for cell, found in self._with_found())
-        return self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in found]).astype(float)
+        read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
+        return self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]).astype(float)
 
     def stderr(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
         """Return the error bar of a number at every setting, (*shape, ...); NaN where there is no result.
@@ -156,8 +156,8 @@ class Table(Result, Tabular):
 
     def _is_column(self, number: Reader) -> bool:
         """Return whether a name is that of a column, and not also of an attribute of the cells."""
-        found = next((cell for cell, found in self._with_found() if found), None)
-        return isinstance(number, str) and not hasattr(found, number.partition(".")[0]) and number in self._columns
+        first = next((cell for cell, found in self._with_found() if found), None)
+        return isinstance(number, str) and not hasattr(first, number.partition(".")[0]) and number in self._columns
 
     def _bar(self, cell: Any, number: Reader) -> Any:
         if isinstance(number, str):

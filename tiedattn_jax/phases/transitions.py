@@ -25,7 +25,7 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.report import Description, Printed, with_error
 from ..base.results import Settings, Status
-from ..bayes import thresholds as bayes
+from ..bayes import thresholds
 from ..dynamics import small_start
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
@@ -378,7 +378,7 @@ def _between(transition: Transition, low: float, high: float) -> Transition:
     )
 
 
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = bayes.THRESHOLDS | small_start.THRESHOLDS
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = thresholds.THRESHOLDS | small_start.THRESHOLDS
 
 
 def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Threshold:
