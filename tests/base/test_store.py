@@ -184,6 +184,23 @@ def test_a_copy_of_a_piece_is_refused(filled):
     assert set(grid(filled).pieces()) == set(PIECES)
 
 
+class Executed:
+    """An object that makes a folder when a pickle of it is read."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_nothing_in_a_file_is_executed(filled, tmp_path):
+    np.savez(filled / "track-00012.npz", about=np.array("{}"), q=np.array([Executed(tmp_path / "made")], object))
+    with pytest.raises(InputError, match="damaged or of another kind"):
+        grid(filled).pieces()
+    assert not (tmp_path / "made").exists()
+
+
 def test_damaged_pieces_are_named(filled):
     path, store = filled / "track-00012.npz", grid(filled)
     for content in damaged(path.read_bytes()):
