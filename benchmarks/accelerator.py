@@ -90,7 +90,7 @@ def states(small: bool) -> Iterator[Row]:
     pairs = list(zip(models, alphas, strict=True))
     first, seconds, curve = clock(lambda: ta.sweep(pairs, "semantic", nodes=nodes), 1)
     absent = float(np.mean([status == ta.Status.absent for status in curve.status]))
-    exist = float(np.mean(curve.exists))
+    exist = float(np.mean(curve.found))
     yield {"case": "states", "count": count, "first": first, "a second": count / seconds, "exist": exist} | {
         "absent": absent
     }

@@ -22,7 +22,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
-from tiedattn_jax.phases.table import numbers_of_states
+from tiedattn_jax.phases.questions import numbers_of_states
 from tiedattn_jax.plotting.style import panels
 
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero

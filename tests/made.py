@@ -13,8 +13,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import unstacked
 from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
-from tiedattn_jax.phases.questions import EventTable
-from tiedattn_jax.phases.table import Missing, numbers_of_states
+from tiedattn_jax.phases.questions import numbers_of_states
+from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
 from tiedattn_jax.theory.solve import traced_states
@@ -81,7 +81,7 @@ def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.results
     return ta.results.Transition(*numbers, branches=branches, event=event)
 
 
-def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> EventTable:
+def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> Table:
     """A table of an event along one axis; it is missing where alpha is NaN."""
     cells = [
         Missing(reason, int(ta.Status.absent)) if np.isnan(a)
@@ -89,7 +89,7 @@ def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="t
         for a, bar in zip(alpha, stderr, strict=True)
     ]  # fmt: skip
     slope = np.full(len(cells), np.nan) if slope is None else np.array(slope, float)
-    return EventTable.along(event, name, np.asarray(values, float), cells, slope, exact)
+    return Table.of_event(event, name, np.asarray(values, float), cells, slope, exact)
 
 
 def diagram(x, y, cells, attrs=None) -> ta.results.PhaseDiagram:

@@ -15,7 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import by_token, entries, rows_of, table, with_error
 from tiedattn_jax.finite.instances import NAMES, Compared
-from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Table
 
 SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 
@@ -228,18 +228,18 @@ def test_why_a_transition_was_not_found():
 
 def test_curves_paths_and_boundaries():
     points = (made.fixed_point(CASES[4]), made.fixed_point(CASES[0]))
-    curve = StateTable.of("semantic", points)
-    assert repr(curve) == "StateTable(semantic branch at 2 alphas from 1 to 2; states at 2)"
-    assert repr(StateTable.of(None, (points[1], made.fixed_point(CASES[1])))).startswith(
-        "StateTable(semantic, positional branch at 2 alphas"
+    curve = Table.of_states("semantic", points)
+    assert repr(curve) == "Table(semantic branch at 2 alphas from 1 to 2; found at 2)"
+    assert repr(Table.of_states(None, (points[1], made.fixed_point(CASES[1])))).startswith(
+        "Table(semantic, positional branch at 2 alphas"
     )
     assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
     assert curve.to_dict()["axes"] == {"alpha": [1.0, 2.0]}
-    partial = StateTable.of("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
-    assert repr(partial).endswith("states at 1, from 2 to 2)")
+    partial = Table.of_states("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
+    assert repr(partial).endswith("found at 1, from 2 to 2)")
     boundary = made.events("alpha_c", "sigma", [0.5, 0.4], np.array([1.25, np.nan]), np.array([0.01, np.nan]))
     outcome = "found at 1, from 0.5 to 0.5; failed at 1, the first: sigma = 0.4: there is none"
-    assert repr(boundary) == f"EventTable(alpha_c at 2 values of sigma from 0.4 to 0.5; {outcome})"
+    assert repr(boundary) == f"Table(alpha_c at 2 values of sigma from 0.4 to 0.5; {outcome})"
     assert boundary.summary().splitlines()[2].split()[:2] == ["0.4", "nan"]
     assert boundary.summary().splitlines()[2].endswith("absent: there is none")
     assert boundary.summary().splitlines()[3].split()[:2] == ["0.5", "1.250(10)"]

@@ -14,8 +14,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.files import pack, packed
 from tiedattn_jax.finite.diagnosis import Diagnosis, Finding
-from tiedattn_jax.phases.questions import StateTable
-from tiedattn_jax.phases.table import Missing
+from tiedattn_jax.phases.table import Missing, Table
 
 
 class Weighted(ta.DotProduct):
@@ -42,9 +41,7 @@ def results():
         "transition without sensitivities": eqx.tree_at(
             lambda t: (t.sensitivities, t.sensitivities_stderr), made.transition(), (None, None)
         ),
-        "curve": StateTable(
-            "semantic", ("sigma",), (np.array([0.4, 0.5, 0.6]),), (point, missing, Missing("failed", 4))
-        ),
+        "curve": Table("semantic", ("sigma",), (np.array([0.4, 0.5, 0.6]),), (point, missing, Missing("failed", 4))),
         "boundary": made.events("alpha_c", "lam", np.arange(3.0), np.array([1.0, 1.0, np.nan]), np.full(3, np.nan)),
         "diagram": made.diagram(
             ("alpha", np.array([1.0, 2.0])), ("omega", np.ones(1)), cells, {"version": "0", "a": [1]}
@@ -126,8 +123,8 @@ def test_other_files(tmp_path):
     """Files of other results, of no result, and such that name a class which is no result."""
     path = tmp_path / "a.npz"
     results()["boundary"].save(path)
-    with pytest.raises(ta.InputError, match="path must be a file of a StateTable, got path=EventTable"):
-        StateTable.load(path)
+    with pytest.raises(ta.InputError, match="path must be a file of a FixedPoint, got path=Table"):
+        ta.results.FixedPoint.load(path)
     with pytest.raises(ta.InputError, match=r"path must be a whole file that .*a\.np', where there is no file"):
         ta.load(tmp_path / "a.np")
     path.write_bytes(path.read_bytes()[:-1])

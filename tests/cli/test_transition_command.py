@@ -15,7 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.cli import theory as command
 from tiedattn_jax.cli.main import main
-from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
 PAIR = {"positional", "semantic"}
@@ -73,20 +73,22 @@ def without_solving(monkeypatch):
     def sweep(model, branch, *, alpha, nodes, progress):
         calls["rough"].append(nodes.size)
         assert len(alpha) == command.CURVE_POINTS
-        return StateTable.of(branch, [dataclasses.replace(point, alpha=jnp.asarray(a)) for a in (alpha[0], alpha[-1])])
+        return Table.of_states(
+            branch, [dataclasses.replace(point, alpha=jnp.asarray(a)) for a in (alpha[0], alpha[-1])]
+        )
 
     def critical_alpha(model, nodes, start):
         calls["full"] = nodes.size
-        calls["starts"].append([curve.branch for curve in start])
+        calls["starts"].append([curve.question for curve in start])
         return calls["alpha_c"]
 
     def linear_crossing(model, critical, nodes, start):
-        calls["starts"].append([curve.branch for curve in start])
+        calls["starts"].append([curve.question for curve in start])
         return made.transition(1.5, event="alpha_l")
 
     end = ta.results.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
     monkeypatch.setattr(command, "sweep", sweep)
-    monkeypatch.setattr(command, "branch_ends", lambda curve, nodes: [end] if curve.branch == "semantic" else [])
+    monkeypatch.setattr(command, "branch_ends", lambda curve, nodes: [end] if curve.question == "semantic" else [])
     monkeypatch.setattr(command, "critical_alpha", critical_alpha)
     monkeypatch.setattr(command, "linear_crossing", linear_crossing)
     return calls
@@ -119,7 +121,7 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
 
 
 def test_curves_are_drawn_to_their_ends():
-    curve = StateTable.of("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
+    curve = Table.of_states("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
     end = ta.results.BranchEnd(
         made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower"
     )
@@ -127,4 +129,4 @@ def test_curves_are_drawn_to_their_ends():
         made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"
     )
     complete = command._to_its_ends(curve, [end, unsolved])
-    assert complete.branch == "semantic" and complete.alphas.tolist() == [1.0, 1.25, 2.0]
+    assert complete.question == "semantic" and complete.alpha.tolist() == [1.0, 1.25, 2.0]

@@ -115,12 +115,12 @@ def test_a_failure_of_either_candidate_is_told(model, monkeypatch, failing):
 def test_map(nodes):
     axes = ta.Axis("omega", [0.6, 0.8, 0.95]), ta.Axis("a", [0.75, 0.95], sharpened)
     table = ta.sweep(sequence_model(0.6, 0.75), "landscape", *axes, size=1.0, nodes=nodes)
-    assert table.label.shape == (3, 2) and np.all(table.status == 0) and table.found.all()
+    assert table.values().shape == (3, 2) and np.all(table.status == 0) and table.found.all()
     single = ta.landscape(sequence_model(0.8, 0.95), size=1.0, nodes=nodes)
-    assert int(table.label[1, 1]) == int(single.label) and int(table.label[1, 1]) % 4 == 3
+    assert int(table.values()[1, 1]) == int(single.label) and int(table.values()[1, 1]) % 4 == 3
     assert table.values("semantic")[1, 1] == float(single.mean.semantic)
     assert table.stderr("semantic")[1, 1] == float(single.stderr.semantic)
-    (line,) = table.boundary("steepest")
+    (line,) = table.contours(lambda cell: cell.differences["steepest"])
     upper = line[np.argmax(line[:, 1])]
     assert upper[1] == 0.95 and upper[0] == pytest.approx(0.67933, abs=0.02)
     assert "landscape at 3 x 2 settings of omega and a: found at 6" in str(table)

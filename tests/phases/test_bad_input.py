@@ -13,7 +13,7 @@ from tiedattn_jax.base.files import Store
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import arclength, follow, grid, transitions
 from tiedattn_jax.phases.locate import Guess
-from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.solve import Problem
 
 
@@ -38,7 +38,7 @@ def defaults(model, lines, semantic_states):
         "find_event": {"model": model, "event": "semantic baseline", "nodes": lines, "start": start},
         "critical_alpha": {"model": model, "nodes": lines, "bracket": (0.1, 4.0)},
         "linear_crossing": {"model": model, "transition": transition, "nodes": lines},
-        "branch_ends": {"curve": StateTable.of("semantic", states[1:]), "nodes": lines},
+        "branch_ends": {"curve": Table.of_states("semantic", states[1:]), "nodes": lines},
         "map": {"model": model, "question": "alpha_c", "omega": [0.3, 0.4], "sigma": [0.5, 0.6], "nodes": lines},
     }
 
@@ -122,8 +122,8 @@ BAD = [
     ("sweep", {"question": ["semantic"]}, "question"),
     ("sweep", {"follow": "no"}, "follow"),
     ("trace_branch", {"branch": "x"}, "branch"),
-    ("branch_ends", {"curve": StateTable.of("uninformed", ())}, "curve.branch"),
-    ("branch_ends", {"curve": StateTable.of("semantic", ())}, "curve.points"),
+    ("branch_ends", {"curve": Table.of_states("uninformed", ())}, "curve.question"),
+    ("branch_ends", {"curve": Table.of_states("semantic", ())}, "curve.points"),
     ("branch_ends", {"curve": "semantic"}, "curve"),
     ("find_event", {"event": "alpha"}, "event"),
     ("find_event", {"event": ["alpha_c"]}, "event"),

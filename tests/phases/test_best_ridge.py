@@ -82,7 +82,7 @@ def test_sensitivities_against_differences(curve, model, lines, branch):
 
 
 def test_curve(curve, branch):
-    assert (curve.number, curve.branch, curve.parameter, curve.jumps) == ("lam", branch, "alpha", [])
+    assert (curve.question, curve.points[0].branch, curve.parameter, curve.jumps) == ("best lam", branch, "alpha", [])
     np.testing.assert_array_equal(curve.at, SETTINGS[branch][0])
     np.testing.assert_array_equal(curve.values(), [float(p.value) for p in curve.cells])
     np.testing.assert_array_equal(curve.stderr("gen_error"), [float(p.gen_error.stderr) for p in curve.cells])
@@ -90,7 +90,7 @@ def test_curve(curve, branch):
     text = curve.summary()
     assert (
         text.startswith(f"best lam of the {branch} branch at 3 alphas from ")
-        and "states at 3" in text
+        and "found at 3" in text
         and "inside" in text
     )
     report = curve.to_dict()
@@ -377,7 +377,7 @@ def test_sweep_through_other_settings(located, model, lines, semantic_states):
     sigmas = [0.5, 0.55]
     curve = ta.sweep(model, "best lam", sigma=sigmas, alpha=2.0, nodes=lines, bracket=(1e-3, 1e-1))
     assert [float(t.search.model.sigma) for t in tasks] == sigmas and {float(t.search.alpha) for t in tasks} == {2.0}
-    assert (curve.parameter, curve.branch, tasks[0].bracket) == ("sigma", "semantic", (1e-3, 1e-1))
+    assert (curve.parameter, curve.points[0].branch, tasks[0].bracket) == ("sigma", "semantic", (1e-3, 1e-1))
     curve = ta.sweep([(model, 1.0), (model, 2.0)], "best lam", nodes=lines, branch="positional")
     assert [float(t.search.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
     assert curve.parameter == "model" and curve.jumps == []

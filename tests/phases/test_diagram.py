@@ -11,7 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.phases.diagram import REGIONS
-from tiedattn_jax.phases.table import numbers_of_states
+from tiedattn_jax.phases.questions import numbers_of_states
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model

@@ -31,8 +31,8 @@ from tiedattn_jax.phases.locate import (
     transition_of,
     zero_path,
 )
-from tiedattn_jax.phases.questions import StateTable
 from tiedattn_jax.phases.secant import Secant, zero_between
+from tiedattn_jax.phases.table import Table
 from tiedattn_jax.phases.transitions import transition_path
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import Call
@@ -350,7 +350,7 @@ def curve_with(numbers, branch="semantic", name="error"):
         state = state_with(alpha, **{name: number}, has_state=(has_state,) * 3)
         return SimpleNamespace(alpha=jnp.array(alpha), ok=has_state, replicates=state)
 
-    return StateTable.of(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
+    return Table.of_states(branch, tuple(point(1.0 + k, n) for k, n in enumerate(numbers)))
 
 
 @pytest.mark.usefixtures("unchecked")

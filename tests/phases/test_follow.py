@@ -15,7 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import BRANCHES, order_size
 from tiedattn_jax.phases.follow import Follower, WarmStart, pair_free, pair_start, predict, update
-from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.solve import Problem
 
@@ -196,7 +196,7 @@ def test_the_pair(model):
 
 def test_the_uninformed_branch_is_there_at_every_alpha(model, lines):
     curve = ta.sweep(model, "uninformed", alpha=[0.3, 0.5], nodes=lines)
-    assert curve.exists.all() and {p.label for p in curve.points} == {"uninformed"}
+    assert curve.found.all() and {p.label for p in curve.points} == {"uninformed"}
 
 
 def test_prediction_is_the_secant(model, state):
@@ -249,7 +249,7 @@ def curve():
     """Two points in sigma, of which the second has no state."""
     state = made.fixed_point(scatter=(0.0, 1e-3, -1e-3, 2e-3))
     gone = made.fixed_point(status=jnp.full(4, int(ta.Status.absent)))
-    return StateTable("semantic", ("sigma",), (np.array([0.5, 0.6]),), (state, gone))
+    return Table("semantic", ("sigma",), (np.array([0.5, 0.6]),), (state, gone))
 
 
 def test_a_curve_as_a_table(tmp_path):

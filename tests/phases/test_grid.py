@@ -25,7 +25,7 @@ from tiedattn_jax.model.parameters import Axis
 from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.follow import Follower
-from tiedattn_jax.phases.table import numbers_of_states
+from tiedattn_jax.phases.questions import numbers_of_states
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Lane
 from tiedattn_jax.theory.solve import Problem

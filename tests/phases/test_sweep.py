@@ -20,8 +20,7 @@ from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.locate import SEARCH, Guess, Search, Zero
-from tiedattn_jax.phases.questions import EventTable, StateTable
-from tiedattn_jax.phases.table import Missing
+from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.plotting.style import LABELS
 
 sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
@@ -39,9 +38,9 @@ def curve(model, lines):
 
 
 def test_through_alpha(curve, model, lines):
-    np.testing.assert_allclose(curve.alphas, [0.7, 0.8, 1.1, 2.0])  # the branch ends at .7, nothing below is tried
-    np.testing.assert_array_equal(curve.exists, [False, True, True, True])
-    np.testing.assert_array_equal(curve.at, curve.alphas)
+    np.testing.assert_allclose(curve.alpha, [0.7, 0.8, 1.1, 2.0])  # the branch ends at .7, nothing below is tried
+    np.testing.assert_array_equal(curve.found, [False, True, True, True])
+    np.testing.assert_array_equal(curve.at, curve.alpha)
     assert int(curve.points[0].status) == ta.Status.absent and curve.parameter == "alpha"
     assert np.all(np.diff(curve.values(lambda p: p.train_loss)[1:]) > 0)
     direct = ta.solve(model, 2.0, "semantic", lines)
@@ -60,7 +59,7 @@ def test_damped_steps_are_for_the_first_point(model, semantic_states, lines, mon
     curve = ta.sweep(
         model, "semantic", alpha=[1.0, 3.0, 2.0], nodes=lines, settings=ta.Settings(tol=1e-3, warm_steps=7)
     )
-    np.testing.assert_array_equal(curve.alphas, [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(curve.alpha, [1.0, 2.0, 3.0])
     first, last = (float(x.theta.mean()) for x in (BRANCHES["semantic"].start(model), semantic_states.overlaps))
     np.testing.assert_allclose(calls, [(3.0, 7, 1e-3, first), (2.0, 0, 1e-3, last), (1.0, 0, 1e-3, last)])
 
@@ -77,7 +76,7 @@ def test_through_alpha_it_stops_beyond_the_end(model, lines, monkeypatch):
     monkeypatch.setattr(sweep_module, "walk", walk)
     calls = []
     curve = ta.sweep(model, "semantic", alpha=list(has_state), nodes=lines, progress=lambda *c: calls.append(c))
-    np.testing.assert_array_equal(curve.alphas, [2.0, 3.0, 4.0, 5.0, 6.0])
+    np.testing.assert_array_equal(curve.alpha, [2.0, 3.0, 4.0, 5.0, 6.0])
     assert calls == [(k, 6) for k in (0, 1, 2, 3, 4, 5, 6)]
     for size in (lambda p: p.size, "size"):
         np.testing.assert_array_equal(curve.values(size), [np.nan, 30.0, 40.0, np.nan, np.nan])
@@ -92,16 +91,16 @@ def states(model, lines):
 
 
 def test_states_through_a_number(states, model, lines):
-    assert (states.branch, states.parameter) == ("semantic", "sigma")
+    assert (states.question, states.parameter) == ("semantic", "sigma")
     np.testing.assert_array_equal(states.at, SIGMAS)
-    np.testing.assert_array_equal(states.alphas, 2.0)
+    np.testing.assert_array_equal(states.alpha, 2.0)
     for sigma, point in zip(SIGMAS, states.points, strict=True):
         direct = ta.solve(with_sigma(model, sigma), 2.0, "semantic", lines)
         for a, b in zip(jax.tree.leaves(point), jax.tree.leaves(direct), strict=True):
             np.testing.assert_allclose(a, b, POOL_ROUNDING)  # the same searches were done
     report = states.to_dict()
     assert (report["question"], report["axes"]) == ("semantic", {"sigma": SIGMAS}) and len(report["train_loss"]) == 2
-    assert states.summary().startswith("semantic branch at 2 values of sigma from 0.5 to 0.55: states at 2")
+    assert states.summary().startswith("semantic branch at 2 values of sigma from 0.5 to 0.55: found at 2")
     assert states.describe().tables[0][1][0][:2] == ("sigma", "branch")
 
 
@@ -133,7 +132,7 @@ def test_what_states_are_solved_with(canned, model, lines):
     pairs = [(with_sigma(model, s), a) for s, a in zip(SIGMAS, (1.0, 2.0), strict=True)]
     result = ta.sweep(pairs, "positional", nodes=lines, settings=settings)
     assert canned == [(s, a, "positional", lines, settings, False) for s, a in zip(SIGMAS, (1.0, 2.0), strict=True)]
-    assert [float(p.alpha) for p in result.points] == [1.0, 2.0] and result.branch == "positional"
+    assert [float(p.alpha) for p in result.points] == [1.0, 2.0] and result.question == "positional"
     assert [float(p.model.sigma) for p in result.points] == SIGMAS
     canned.clear()
     ta.sweep(model, None, ta.Axis("mixing[0,1]", [0.4]), alpha=3.0)
@@ -153,11 +152,11 @@ def test_settings_of_all_cells(canned, model, lines):
     assert (result.names, result.shape) == (("root", "alpha"), (2, 3))
     assert [c[:2] for c in canned] == [(0.4, a) for _ in range(2) for a in (1.0, 2.0, 3.0)]
     np.testing.assert_allclose(result.values(lambda p: p.model.omega), [[0.25] * 3, [0.36] * 3])
-    np.testing.assert_array_equal(result.alphas, [[1.0, 2.0, 3.0]] * 2)
+    np.testing.assert_array_equal(result.alpha, [[1.0, 2.0, 3.0]] * 2)
     canned.clear()
     single = ta.sweep(model, "semantic", alpha=2.0, nodes=lines)
     assert single.shape == () and len(canned) == 1 and float(single.values("theta")) == float(single.cells[0].theta)
-    assert str(single).startswith("semantic branch at 1 settings of the model: states at 1")
+    assert str(single).startswith("semantic branch at 1 settings of the model: found at 1")
     canned.clear()  # every alpha for itself, instead of from one to the next
     assert ta.sweep(model, "semantic", alpha=[1.0, 2.0], nodes=lines, follow=False).shape == (2,) and len(canned) == 2
 
@@ -180,7 +179,7 @@ def test_a_setting_that_fails_leaves_the_others(model, lines, semantic_states, m
     )
     assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert result.failures == ("sigma = 0.4: ZeroDivisionError: of the loss",)
-    assert result.exists.tolist() == [True, False, True] and result.at.tolist() == [0.3, 0.4, 0.5]
+    assert result.found.tolist() == [True, False, True] and result.at.tolist() == [0.3, 0.4, 0.5]
     np.testing.assert_allclose([float(p.model.sigma) for p in result.points], [0.3, 0.5])
     assert result.status_name == ["converged", "nonfinite", "converged"]
     for name in ("train_loss", "q", "replicon", lambda p: p.residual):
@@ -207,7 +206,7 @@ def one_by_one(model, lines):
 
 
 def test_an_event_through_a_number(critical, one_by_one):
-    assert (critical.event, critical.parameter) == ("alpha_c", "sigma") and critical.exact.all()
+    assert (critical.question, critical.parameter) == ("alpha_c", "sigma") and critical.exact.all()
     np.testing.assert_array_equal(critical.at, SIGMAS)
     for k, single in enumerate(one_by_one):
         assert critical.alpha[k] == single.alpha and critical.stderr()[k] == single.stderr
@@ -218,7 +217,7 @@ def test_an_event_through_a_number(critical, one_by_one):
 def test_alpha_l_of_a_list_of_models(model, lines, one_by_one):
     models = [with_sigma(model, sigma) for sigma in SIGMAS]
     boundary = ta.sweep(models, "alpha_l", nodes=lines)
-    assert (boundary.event, boundary.parameter) == ("alpha_l", "model") and not boundary.exact.any()
+    assert (boundary.question, boundary.parameter) == ("alpha_l", "model") and not boundary.exact.any()
     for k, (variant, single) in enumerate(zip(models, one_by_one, strict=True)):
         np.testing.assert_allclose(boundary.alpha[k], ta.linear_crossing(variant, single, lines).alpha, rtol=1e-12)
 
@@ -315,7 +314,7 @@ def test_every_event_can_be_asked_for(model, lines, monkeypatch):
 
 def test_curves_are_drawn_along_what_changes():
     points = tuple(made.fixed_point() for _ in range(2))
-    axes = StateTable("semantic", ("sigma",), (np.array([0.4, 0.5]),), points).plot().axes
+    axes = Table("semantic", ("sigma",), (np.array([0.4, 0.5]),), points).plot().axes
     assert {axis.get_xlabel() for axis in axes} == {LABELS["sigma"]}
     for axis in axes:
         np.testing.assert_array_equal(axis.get_lines()[0].get_xdata(), [0.4, 0.5])
@@ -362,7 +361,7 @@ def test_a_threshold_over_two_numbers():
     result = ta.sweep(ta.DotProduct(), "encodings separate", omega=[0.3, 0.4], sigma=[0.5, 0.6])
     single = ta.threshold(ta.DotProduct(omega=0.3, sigma=0.6), "encodings separate")
     np.testing.assert_allclose(result.alpha[0, 1], single.alpha, rtol=1e-12)
-    assert result.names == ("omega", "sigma") and result.event == "encodings separate"
+    assert result.names == ("omega", "sigma") and result.question == "encodings separate"
 
 
 @pytest.fixture
@@ -411,10 +410,10 @@ def test_what_is_told_of_a_map(with_gap):
     assert lines[-1].split() == ["0.5", "nan", "1.700(10)", "1.800(10)"]
     assert "3 x 2 settings" in repr(with_gap)
     cells = made.events("alpha_c", "a", np.arange(18.0), np.ones(18), np.ones(18), np.zeros(18)).cells
-    axes, blank = (np.arange(9.0), np.arange(2.0)), np.zeros((9, 2))
-    wide = EventTable("alpha_c", ("a", "b"), axes, cells, blank, blank > 0)
+    axes = np.arange(9.0), np.arange(2.0)
+    wide = Table("alpha_c", ("a", "b"), axes, cells)
     assert all(line.split()[-1] == "..." and len(line.split()) == 10 for line in str(wide).splitlines()[-2:])
-    nowhere = EventTable("alpha_c", ("a", "b"), axes, (Missing("there is none", 6),) * 18, blank, blank > 0)
+    nowhere = Table("alpha_c", ("a", "b"), axes, (Missing("there is none", 6),) * 18)
     assert "smallest" not in str(nowhere) and "found at 0" in str(nowhere) and np.isnan(nowhere.alpha).all()
     assert [row["alpha_c_stderr"] for row in nowhere.table()] == pytest.approx([np.nan] * 18, nan_ok=True)
 
@@ -422,7 +421,7 @@ def test_what_is_told_of_a_map(with_gap):
 def test_files(with_gap, tmp_path):
     with_gap.save(tmp_path / "map.npz")
     loaded = ta.load(tmp_path / "map.npz")
-    assert type(loaded) is EventTable and loaded == with_gap and str(loaded) == str(with_gap)
+    assert type(loaded) is Table and loaded == with_gap and str(loaded) == str(with_gap)
     assert ta.results.Table.load(tmp_path / "map.npz") == with_gap
     assert eqx.tree_at(lambda t: t.cells[0].value, with_gap, jnp.asarray(1.1)) != with_gap
     text = with_gap.to_csv(tmp_path / "map.csv")

@@ -213,7 +213,7 @@ def test_alpha_l_is_one_of_three(model, lines, monkeypatch):
     )  # fmt: skip
     assert calls == [(name, "omega", True) for name in parts]
     assert reports[0] == (0, 9) and reports[-1] == (9, 9) and sorted(reports) == reports
-    assert result.event == "alpha_l"
+    assert result.question == "alpha_l"
     np.testing.assert_array_equal(result.alpha, [1.5, 1.0, 0.7])  # semantic baseline, alpha_c, positional baseline
     np.testing.assert_array_equal(result.slope, [0.75, 0.5, 0.35])
     np.testing.assert_array_equal(result.exact, [True, True, False])

@@ -15,7 +15,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.phases.questions import StateTable
+from tiedattn_jax.phases.table import Table
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def synthetic(alphas, theta, growth_m):
             model=model,
         )
 
-    return StateTable.of("semantic", tuple(map(point, alphas, theta, growth_m)))
+    return Table.of_states("semantic", tuple(map(point, alphas, theta, growth_m)))
 
 
 def located(monkeypatch, lines, curve, growth_m, **places):
@@ -198,7 +198,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         return made.finished_path(guess.at if alpha == "near" else alpha)
 
     def uninformed(self, point, guess):
-        assert guess.exists and float(point.alpha) in curve.alphas
+        assert guess.exists and float(point.alpha) in curve.alpha
         return made.finished_path(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
 
     def transition(event, model, alpha):

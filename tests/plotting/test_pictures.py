@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
 from tiedattn_jax.dynamics.population import Landscape
-from tiedattn_jax.phases.questions import BestTable, EventTable, LandscapeTable, StateTable
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.plotting.diagrams import (
     diagram_figure,
@@ -58,7 +57,7 @@ def point(value, growth, *, bar=False):
 def curve(branch, growths=(1.5, 1.2, 0.8, 0.7), alphas=None):
     """A table whose points have their alpha as `value`."""
     alphas = 1.0 + np.arange(len(growths)) if alphas is None else np.array(alphas)
-    return StateTable(branch, ("alpha",), (alphas,), tuple(map(point, alphas, growths)))
+    return Table(branch, ("alpha",), (alphas,), tuple(map(point, alphas, growths)))
 
 
 def labels(axis):
@@ -247,7 +246,7 @@ def test_a_path_that_turns(theta, turn, kind):
 
 def test_there_is_room_between_lines_and_frame():
     """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
-    branch = StateTable("semantic", ("alpha",), (np.array([10.0, 10.1]),), (point(5.0, 0.5), point(5.01, 0.5)))
+    branch = Table("semantic", ("alpha",), (np.array([10.0, 10.1]),), (point(5.0, 0.5), point(5.01, 0.5)))
     for axis in branch_figure(branch).axes:
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
         assert 9.9 < left < 9.999 and 10.101 < right < 10.2
@@ -256,14 +255,14 @@ def test_there_is_room_between_lines_and_frame():
     assert branch_figure(branch).axes[0].get_ylim()[0] < -10
 
 
-@pytest.mark.parametrize("name", ["BestTable", "StateTable", "Trajectory"])
+@pytest.mark.parametrize("name", ["Table of best values", "Table of states", "Trajectory"])
 def test_what_the_caller_draws_later_is_in_the_frame(name):
     """Lines of the caller's beyond those of the library are shown, and a logarithmic scale shows positive numbers."""
     make, panel_names = PICTURES[name]
     panel = "loss" if name == "Trajectory" else "gen_error"
     assert panel in panel_names
     axis = Figure().subplots()
-    pictured()[name].plot(make(), ax={panel: axis})
+    pictured()[name.split()[0]].plot(make(), ax={panel: axis})
     top = axis.get_ylim()[1]
     axis.plot([0.0, 9.0], [0.001, 5 * top], "k.")
     (left, right), (bottom, top_then) = axis.get_xlim(), axis.get_ylim()
@@ -275,7 +274,7 @@ def test_what_the_caller_draws_later_is_in_the_frame(name):
 def test_limits_of_the_caller_hold():
     axis = Figure().subplots()
     axis.set(xlim=(-1.0, 7.0), ylim=(0.1, 9.0))
-    pictured()["StateTable"].plot(curve("semantic"), ax={"gen_error": axis})
+    Table.plot(curve("semantic"), ax={"gen_error": axis})
     assert axis.get_xlim() == (-1, 7) and axis.get_ylim() == (0.1, 9)
 
 
@@ -600,7 +599,7 @@ def landscapes():
         sign = 1.0 if label else -1.0
         cells.append(Namespace(status=0, ok=True, label=label, mean=Namespace(semantic=0.1 * label, positional=0.2),
                                differences={"global": sign, "steepest": sign, "several": -1.0}))  # fmt: skip
-    return LandscapeTable("landscape", ("omega", "sigma"), (values, values), tuple(cells))
+    return Table("landscape", ("omega", "sigma"), (values, values), tuple(cells))
 
 
 def test_landscape():
@@ -620,7 +619,7 @@ def events(alpha=None, bar=0.009):
     if alpha is None:
         values[4], bars[1] = np.nan, 0.011 * values[1]
     cells = made.events("alpha_c", "omega", np.arange(6.0), values, bars, np.zeros(6)).cells
-    return EventTable("alpha_c", ("omega", "b"), (x, y), cells, np.zeros((3, 2)), np.zeros((3, 2), bool))
+    return Table("alpha_c", ("omega", "b"), (x, y), cells)
 
 
 def test_map_of_a_number():
@@ -648,10 +647,10 @@ def test_number_along_an_axis():
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert band.max() == pytest.approx(8 + 2 * 0.8)
     assert events().plot("stderr").axes[0].collections[0].get_gid() == "alpha_c stderr"
-    (axis,) = table_figure(LandscapeTable("landscape", ("omega",), (np.arange(2.0),), risks())).axes
+    (axis,) = table_figure(Table("landscape", ("omega",), (np.arange(2.0),), risks())).axes
     np.testing.assert_array_equal([line.get_ydata() for line in axis.lines[::-1]], [[0.1, 0.2], [0.1 + 0.2, 0.2 + 0.2]])
     with pytest.raises(ta.InputError, match="axes must be one or two"):
-        StateTable("semantic", (), (), (point(1.0, 0.5),)).plot()
+        Table("semantic", (), (), (point(1.0, 0.5),)).plot()
 
 
 def risks():
@@ -681,8 +680,8 @@ def best_values():
         state, rate = Namespace(branch=branch, gen_error_linear=0.5), ta.Average(np.array(0.1), np.array(0.0))
         error = Quantity(np.array(0.3 + 0.1 * k), np.array(0.01), np.array(0), by_alpha=rate)
         cells.append(Namespace(states=(1,), state=state, place="inside", value=0.1 + 0.1 * k, stderr=np.array(0.01),
-                               gen_error=error, status=0, reason=""))  # fmt: skip
-    return BestTable("best lam", ("alpha",), (np.array([1.0, 2.0]),), tuple(cells), None)
+                               number="lam", branch=None, gen_error=error, status=0, reason=""))  # fmt: skip
+    return Table("best lam", ("alpha",), (np.array([1.0, 2.0]),), tuple(cells))
 
 
 BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
@@ -690,17 +689,17 @@ BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 
 # What every class with a picture draws, from a result made by hand, and the names of its panels.
 PICTURES = {
     "BayesPoint": (optimal_points, "overlap gen_error"),
-    "BestTable": (best_values, "best gen_error"),
+    "Table of best values": (best_values, "best gen_error"),
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
     "Emergence": (growing, "square growth"),
-    "EventTable": (lambda: BOUNDARY, "alpha"),
+    "Table of an event": (lambda: BOUNDARY, "alpha"),
     "MessagePassing": (message_passing, "q theta m residual"),
-    "LandscapeTable": (landscapes, "label"),
+    "Table of landscapes": (landscapes, "label"),
     "Instances": (drawn_instances, "train_loss gen_error q theta m"),
     "PhaseDiagram": (diagram, "train_loss gen_error"),
-    "StateTable": (lambda: curve("semantic"), "order train_loss gen_error"),
+    "Table of states": (lambda: curve("semantic"), "order train_loss gen_error"),
     "StateEvolution": (message_passing, "q theta m residual"),
-    "Table": (events, "number"),
+    "Table over two axes or with the name of a number": (events, "number"),
     "Trajectory": (trajectory, "order loss"),
     "Transition": (transition, "losses sensitivities"),
     "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
@@ -714,23 +713,21 @@ def pictured():
     for module in pkgutil.walk_packages(ta.__path__, "tiedattn_jax."):
         if "__main__" not in module.name:
             for name, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                if ("plot" in vars(member) or issubclass(member, Table)) and member.__module__.startswith(
-                    "tiedattn_jax."
-                ):
+                if "plot" in vars(member) and member.__module__.startswith("tiedattn_jax."):
                     wing = f"{member.__module__.split('.')[1]}." * (name == "Training")
                     classes[f"{wing}{name}"] = member
     return classes
 
 
 def test_every_class_with_a_picture_is_tested():
-    assert pictured().keys() == PICTURES.keys()
+    assert pictured().keys() == {name.split()[0] for name in PICTURES}
 
 
 def test_the_page_names_all_panels():
     page = (Path(__file__).parents[2] / "docs" / "howto" / "figures.md").read_text()
     named = {}
     for results, panel_names in re.findall(r"^\| (`\w.*?) \| (`.*) \|$", page, re.M):
-        for result in re.findall(r"`([\w.]+)`", results):
+        for result in results.replace("`", "").split(", "):
             named[result] = [name for name in re.findall(r"`(\w+)`", panel_names) if name != "Axes"]
     public = {"counting.Training": "histogram.Training", "finite.Training": "Training", "MessagePassing": "GAMP"}
     assert named == {public.get(name, name): panel_names.split() for name, (_, panel_names) in PICTURES.items()}
@@ -740,7 +737,7 @@ def test_the_page_names_all_panels():
 def test_a_picture_is_drawn_on_axes_of_the_callers(name):
     """On all of its panels, on one of them by name, beside lines of the caller's, and without a legend or a title."""
     make, panel_names = PICTURES[name]
-    plot, panel_names = pictured()[name].plot, panel_names.split()
+    plot, panel_names = pictured()[name.split()[0]].plot, panel_names.split()
     own = plot(make())
     assert isinstance(own, Figure)
     figure = Figure()

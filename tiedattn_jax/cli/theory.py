@@ -18,8 +18,8 @@ from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Axis
 from ..phases.events import Transition
 from ..phases.grid import phase_diagram
-from ..phases.questions import StateTable
 from ..phases.sweep import sweep
+from ..phases.table import Table
 from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing, threshold
 from ..plotting.theory import branch_figure
 from ..theory.quantities import Threshold
@@ -49,7 +49,7 @@ def run_transition(args: argparse.Namespace) -> Report:
     model = model_of(args)
     nodes, coarse_nodes = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
     alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
-    curves: list[StateTable] = []
+    curves: list[Table] = []
     ends: dict[str, list[BranchEnd]] = {}
     with progress_bars(args, "solve") as stage:
         recoveries: list[Threshold] = []
@@ -60,7 +60,6 @@ def run_transition(args: argparse.Namespace) -> Report:
             optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:
             curve = sweep(model, branch, alpha=alphas, nodes=coarse_nodes, progress=stage(f"{branch} branch"))
-            assert isinstance(curve, StateTable)
             curves.append(curve)
             stage(f"ends of the {branch} branch")(0, 1)
             ends[branch] = branch_ends(curves[-1], coarse_nodes)
@@ -72,7 +71,7 @@ def run_transition(args: argparse.Namespace) -> Report:
     text = "\n\n".join([*summaries, "\n".join(_end_lines(ends, curves))])
     files = {}
     if args.out is not None:
-        full_curves = [_to_its_ends(curve, ends[str(curve.branch)]) for curve in curves]
+        full_curves = [_to_its_ends(curve, ends[str(curve.question)]) for curve in curves]
         figure = branch_figure(
             *full_curves,
             alpha_c=critical,
@@ -86,10 +85,10 @@ def run_transition(args: argparse.Namespace) -> Report:
     return Report(report, text, files, bool(critical.ok), nodes)
 
 
-def _to_its_ends(curve: StateTable, ends: list[BranchEnd]) -> StateTable:
+def _to_its_ends(curve: Table, ends: list[BranchEnd]) -> Table:
     """Add the states at its ends to a curve, for a picture."""
     states = [state for end in ends if end.transition.ok for state in end.transition.branches]
-    return StateTable.of(curve.branch, sorted((*curve.points, *states), key=lambda point: float(point.alpha)))
+    return Table.of_states(curve.question, sorted((*curve.points, *states), key=lambda point: float(point.alpha)))
 
 
 def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
@@ -125,19 +124,19 @@ def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
     return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
-def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[StateTable]) -> list[str]:
+def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Table]) -> list[str]:
     """Describe how the branches end, in one line for each end."""
     lines = []
     for curve in curves:
-        end_list = ends[str(curve.branch)]
-        lines += [f"{curve.branch} branch, {end.describe().what}" for end in end_list]
+        end_list = ends[str(curve.question)]
+        lines += [f"{curve.question} branch, {end.describe().what}" for end in end_list]
         if not end_list:
             range_text = f"{curve.at[0]:g} <= alpha <= {curve.at[-1]:g}"
-            lines.append(f"{curve.branch} branch: neither end nor loss of stability in {range_text}")
+            lines.append(f"{curve.question} branch: neither end nor loss of stability in {range_text}")
     return lines
 
 
-def _curves_csv(curves: list[StateTable]) -> bytes:
+def _curves_csv(curves: list[Table]) -> bytes:
     """Return the curves as CSV: `FixedPoint.to_dict` of every point, under the name of the branch that was followed."""
     rows = []
     for curve in curves:
@@ -145,7 +144,7 @@ def _curves_csv(curves: list[StateTable]) -> bytes:
             report = point.to_dict()
             bars = {f"{name}_stderr": bar for name, bar in report.pop("stderr").items()}
             del report["affected_by_jumps"]
-            rows.append({**report, "branch": curve.branch, **bars})
+            rows.append({**report, "branch": curve.question, **bars})
     return csv_of(rows)
 
 

@@ -284,7 +284,6 @@ def _solve_symmetric(v: Float[Array, " n"], y: Float[Array, " n"], *, matrix_of:
 
 
 CANDIDATES = "semantic", "positional"
-CHANGES = "global", "steepest", "several"
 
 
 class Heights(eqx.Module):

@@ -10,7 +10,7 @@ places         where the test error can be smallest along a number
 best           the best ridge, or the best value of another number
 sweep          one question asked of many settings
 table          the answers: numbers, rows, files, pictures
-questions      the tables of states, events, best values and landscapes
+questions      how a table reads the answers to each kind of question
 trace          events followed through a number of the model
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files

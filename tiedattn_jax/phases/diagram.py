@@ -21,8 +21,8 @@ from ..base.results import Result, Status, error_bar, quorum
 from ..model.overlaps import PAIR
 from ..theory.states import FixedPoint, State
 from .events import ALPHA_L, Transition, baseline_branch
-from .questions import EventTable
-from .table import ORDER_AXES, Missing, dataset, entries_by_name, numbers_of_states
+from .questions import numbers_of_states
+from .table import ORDER_AXES, Missing, Table, dataset, entries_by_name
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 
@@ -199,7 +199,7 @@ class PhaseDiagram(Result, Tabular):
 
     # Boundaries
 
-    def alpha_c(self) -> EventTable:
+    def alpha_c(self) -> Table:
         """Return where the losses of the branches cross, by cubic Hermite interpolation with exact slopes.
 
         Raises:
@@ -207,7 +207,7 @@ class PhaseDiagram(Result, Tabular):
         """
         return self._boundaries[0]
 
-    def alpha_l(self) -> EventTable:
+    def alpha_l(self) -> Table:
         """Return where the global minimum starts to beat the linear baseline; raises as `alpha_c`.
 
         The crossing lies on the positional branch below alpha_c, at alpha_c itself, or on the semantic branch above it.
@@ -217,7 +217,7 @@ class PhaseDiagram(Result, Tabular):
         return self._boundaries[1]
 
     @cached_property
-    def _boundaries(self) -> tuple[EventTable, EventTable]:
+    def _boundaries(self) -> tuple[Table, Table]:
         names = self.x[0], self.y[0]
         if "alpha" not in names:
             raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
@@ -286,7 +286,8 @@ class PhaseDiagram(Result, Tabular):
         """
         fields: dict[str, Any] = {**self.attrs, **{name: values.tolist() for name, values in (self.x, self.y)}}
         for boundary in self._boundaries_if_any():
-            fields |= {boundary.event: boundary.alpha.tolist(), f"{boundary.event}_stderr": boundary.stderr().tolist()}
+            name = str(boundary.question)
+            fields |= {name: boundary.alpha.tolist(), f"{name}_stderr": boundary.stderr().tolist()}
         counts = {"untrusted": int(np.sum(~self.trusted)), "unsettled": int(np.sum(~self.settled))}
         return {**fields, "regions": self._shares(), **counts, "status": self._outcome()}
 
@@ -295,13 +296,13 @@ class PhaseDiagram(Result, Tabular):
         counts = {**self._shares(), "not trusted, in any region": int(np.sum(~self.trusted))}
         tables: list[tuple[str, list]] = [("", [(f"{count:6d}", name) for name, count in counts.items()])]
         if boundaries := self._boundaries_if_any():
-            rows = [(boundaries[0].parameter, *(b.event for b in boundaries))]
+            rows = [(boundaries[0].parameter, *(str(b.question) for b in boundaries))]
             for k, value in enumerate(boundaries[0].at):
                 rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr()[k]) for b in boundaries)))
             tables.append(("", rows))
         return Description(headline, self._outcome(), tables=tables)
 
-    def _boundaries_if_any(self) -> list[EventTable]:
+    def _boundaries_if_any(self) -> list[Table]:
         return [self.alpha_c(), self.alpha_l()] if "alpha" in (self.x[0], self.y[0]) else []
 
     def _shares(self) -> dict[str, int]:
@@ -336,7 +337,7 @@ class PhaseDiagram(Result, Tabular):
         numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
         return dataset(coordinates, numbers, labels, self.attrs)
 
-    def plot(self, boundaries: Sequence[EventTable] = (), ax: Any = None) -> Any:
+    def plot(self, boundaries: Sequence[Table] = (), ax: Any = None) -> Any:
         """Plot the diagram, and further events on it; see `plotting.diagrams.diagram_figure`.
 
         Args:
@@ -357,14 +358,14 @@ def _events(
     values: Float[np.ndarray, " A"],
     alphas: Float[np.ndarray, " A"],
     bars: Float[np.ndarray, " A"],
-) -> EventTable:
+) -> Table:
     """Return the table of an event that was read off a diagram."""
     nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), jnp.asarray(0)
     numbers: Any = zip(map(np.asarray, alphas), map(np.asarray, bars), strict=True)  # jax would round in float32
     cells = [
         Transition(alpha, bar, converged, event=event) if np.isfinite(alpha) else nowhere for alpha, bar in numbers
     ]
-    return EventTable.along(event, name, values, cells, np.full(len(values), np.nan))
+    return Table.of_event(event, name, values, cells, np.full(len(values), np.nan))
 
 
 def _spline(

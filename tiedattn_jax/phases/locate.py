@@ -42,8 +42,8 @@ from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near
 from .events import Event, Observable, Transition
 from .follow import walk
-from .questions import StateTable
 from .secant import Secant, zero_between
+from .table import Table
 
 MAX_EVALUATIONS = 12  # maximum number of places at which the states of all replicates are solved
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched if nothing is known about an event
@@ -119,7 +119,7 @@ class Guess(NamedTuple):
 
 # Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches, which are
 # tables of their states along alpha.
-Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[StateTable]
+Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Table]
 
 
 def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
@@ -134,7 +134,7 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     inputs: Any = start if is_sequence else [start]
     # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
-    curves = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, StateTable)}
+    curves = {names.get(s.question, s.question): s for s in inputs if isinstance(s, Table)}
     points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
     if set(event.branches) <= set(curves):
         guesses = crossings(event, [curves[b] for b in event.branches])
@@ -149,7 +149,7 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
 
 
-def crossings(event: Event, curves: Sequence[StateTable]) -> list[Guess]:
+def crossings(event: Event, curves: Sequence[Table]) -> list[Guess]:
     """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
     # Only usable states count, because growth is unreliable at the others.
     resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]

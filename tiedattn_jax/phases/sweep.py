@@ -30,13 +30,10 @@ from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
 from .follow import CURVE_SETTINGS, Progress, check_top_level, prepared, silent, walk
 from .locate import Search, Start
-from .questions import BestTable, EventTable, LandscapeTable, StateTable
+from .questions import BEST, LANDSCAPE
 from .table import MODELS, Missing, Table
 from .trace import TRACE_SETTINGS, trace_path
 from .transitions import THRESHOLDS, transition_path
-
-_BEST = "best "  # begins the question for the best value of a number
-_LANDSCAPE = "landscape"
 
 
 def sweep(
@@ -92,10 +89,10 @@ def sweep(
         InputError: a question, number, option or model cannot be used, which the message explains; an event that is
             followed is a fold or does not happen at the first value; or the search failed at all settings.
     """
-    number = question.removeprefix(_BEST) if isinstance(question, str) and question.startswith(_BEST) else None
+    number = question.removeprefix(BEST) if isinstance(question, str) and question.startswith(BEST) else None
     if number is None:
-        question = require_choice(question, "question", [*BRANCHES, *EVENTS, ALPHA_L, *THRESHOLDS, _LANDSCAPE])
-    is_state, is_landscape = question in BRANCHES, question == _LANDSCAPE
+        question = require_choice(question, "question", [*BRANCHES, *EVENTS, ALPHA_L, *THRESHOLDS, LANDSCAPE])
+    is_state, is_landscape = question in BRANCHES, question == LANDSCAPE
     is_event = not (is_state or is_landscape or number is not None)
     listed = isinstance(model, (list, tuple))
     names = [axis.name for axis in axes if isinstance(axis, Axis)]
@@ -219,9 +216,7 @@ def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
 
 
-def _states(
-    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress
-) -> StateTable:
+def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> Table:
     """Solve the states of all cells."""
     rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
 
@@ -230,12 +225,12 @@ def _states(
         return FixedPoint(model, alpha, states, branch)
 
     results = grid.run([path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)], progress)
-    return StateTable(branch, *grid.labels, _cells(results))
+    return Table(branch, *grid.labels, _cells(results))
 
 
 def _followed_branch(
     grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress
-) -> StateTable:
+) -> Table:
     """Follow a branch from the largest alpha down to where it ends."""
     model, branch = grid.models[0], branch_of(branch).name
     nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
@@ -252,10 +247,10 @@ def _followed_branch(
     progress(0, alphas.size)
     run([path()])
     progress(alphas.size, alphas.size)
-    return StateTable(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
+    return Table(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
 
 
-def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> EventTable:
+def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> Table:
     """Find an event in every cell, without a guess."""
     if event in THRESHOLDS:
 
@@ -268,15 +263,14 @@ def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None,
         event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
         cells = _cells(grid.run([transition_path(event, Search(m, rule, tolerances)) for m in grid.models], progress))
     names, values = grid.labels
-    shape = tuple(map(len, values))
     if len(names) != 1:
-        return EventTable(event, names, values, cells, np.full(shape, np.nan), np.zeros(shape, bool))
-    (axis,), slopes = grid.axes, np.full(shape, np.nan)
+        return Table(event, names, values, cells)
+    (axis,), slopes = grid.axes, np.full(len(cells), np.nan)
     for k, (model, cell) in enumerate(zip(grid.models, cells, strict=True)):
         is_exact = not isinstance(cell, Missing) and not cell.reason and cell.sensitivities is not None
         if is_exact and axis.name != MODELS and axis.put is None:
             slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
-    return EventTable.along(event, axis.name, axis.values, cells, slopes)
+    return Table.of_event(event, axis.name, axis.values, cells, slopes)
 
 
 def _best(
@@ -287,7 +281,7 @@ def _best(
     bracket: tuple[float, float] | None,
     settings: Settings | None,
     progress: Progress,
-) -> BestTable:
+) -> Table:
     """Find the best value of a number in every cell."""
     if number in grid.labels[0]:
         raise InputError("question", f"must be about another number than those that change, got number={number!r}")
@@ -298,10 +292,10 @@ def _best(
         result if isinstance(result, Failure) else best_of(each, result)
         for each, result in zip(tasks, results, strict=True)
     ]
-    return BestTable(f"{_BEST}{number}", *grid.labels, _cells(cells), branch)
+    return Table(f"{BEST}{number}", *grid.labels, _cells(cells))
 
 
-def _landscapes(grid: _Grid, nodes: AnyNodes, kappa: Any, size: Any, progress: Progress) -> LandscapeTable:
+def _landscapes(grid: _Grid, nodes: AnyNodes, kappa: Any, size: Any, progress: Progress) -> Table:
     """Compute the population risk in every cell."""
     if size is not None:  # one rule for all cells
         nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
@@ -309,4 +303,4 @@ def _landscapes(grid: _Grid, nodes: AnyNodes, kappa: Any, size: Any, progress: P
     def path(model: Model) -> Path:
         return (yield Call(partial(landscape, size=size, nodes=nodes), (model, kappa)))
 
-    return LandscapeTable(_LANDSCAPE, *grid.labels, _cells(grid.run([path(m) for m in grid.models], progress)))
+    return Table(LANDSCAPE, *grid.labels, _cells(grid.run([path(m) for m in grid.models], progress)))

@@ -1,7 +1,7 @@
 """Tables: the answers to one question at many settings, with their labels, as numbers, rows, files and pictures.
 
 A `Table` has one cell for every setting. A cell holds the whole result of the question there, or a `Missing` that says
-why there is none. `questions` has a class for every kind of result.
+why there is none. `questions` says how a table reads the results of each kind of question.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from contourpy import contour_generator
 from jaxtyping import Bool, Float, Int, Shaped
+from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.arrays import spread_to
 from ..base.errors import InputError, require
 from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, with_error
-from ..base.results import Average, Result, Status
+from ..base.results import Average, Result, Status, error_bar
 from ..theory.paths import Failure
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
+from .questions import BEST, FIGURES, Column, Intersection, Question, intersections_of, jumps_of, kind_of
 
 MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
@@ -35,8 +39,6 @@ ORDER_AXES = {
     "theta": ("token", "column", "teacher_column"),
     "m": ("token", "column"),
 }
-# Numbers of a state that mean something where there is none.
-_ALWAYS = "residual", "gen_error_linear"
 
 Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell
 
@@ -67,28 +69,49 @@ class Table(Result, Tabular):
         names: names of the axes: "alpha", numbers of the model, a caller's own, or "model" for a list of models.
         axes: values along the axes.
         cells: the result at every setting, or a `Missing`; the last axis runs fastest.
+        slope: d alpha / d axis of an event along one axis; NaN between listed models, None for other tables.
+        exact: whether the slope is exact, as for alpha_c and where sensitivities were requested. Other slopes are
+            those of a spline through the points and may be far off where the points are few.
     """
 
     question: str | None = eqx.field(static=True)
     names: tuple[str, ...] = eqx.field(static=True)
     axes: tuple[Float[np.ndarray, " _"], ...]
     cells: tuple[Any, ...]
+    slope: Float[np.ndarray, " A"] | None = None
+    exact: Bool[np.ndarray, " A"] | None = None
 
-    # Subclasses say of their cells: the number that is read, printed and drawn unless another one is named; the
-    # word for a cell with a result; the columns that are printed, all if there are none; and the pictures, functions of
-    # `plotting.theory` along one axis and of `plotting.diagrams` over two.
-    main: ClassVar[str]
-    outcome: ClassVar[str] = "found"
-    shown: ClassVar[tuple[str, ...]] = ()
-    figures: ClassVar[tuple[str, str]] = ("table_figure", "map_figure")
+    @classmethod
+    def of_states(cls, branch: str | None, points: Sequence[FixedPoint]) -> Table:
+        """Return the table of states along alpha."""
+        return cls(branch, ("alpha",), (np.array([float(point.alpha) for point in points]),), tuple(points))
 
-    def _has_result(self, cell: Any) -> bool:
-        """Return whether a cell, other than a `Missing`, has what was asked for."""
-        return not cell.reason
+    @classmethod
+    def of_event(
+        cls,
+        event: str,
+        name: str,
+        values: Float[np.ndarray, " A"],
+        cells: Sequence[Any],
+        slope: Float[np.ndarray, " A"],
+        exact: Bool[np.ndarray, " A"] | None = None,
+    ) -> Table:
+        """Return a table along one axis from points in any order; missing slopes are taken from a cubic spline."""
+        order = np.argsort(values)
+        exact = np.isfinite(slope) if exact is None else exact
+        values, slope, exact = (np.asarray(a)[order] for a in (values, slope, exact))
+        table = cls(event, (name,), (values,), tuple(cells[k] for k in order), slope, exact)
+        found = table.found
+        # Places in a list are no coordinate, so that slopes between models mean nothing.
+        if name != MODELS and found.sum() > 1 and not np.all(np.isfinite(slope[found])):
+            exact[:] = False
+            slope[found] = CubicSpline(values[found], table.alpha[found])(values[found], 1)
+        return table
 
-    def _read(self, cell: Any) -> dict[str, tuple[Any, Any]]:
-        """Return the columns of a cell by name: numbers with their error bars, and labels with None."""
-        raise NotImplementedError
+    @property
+    def kind(self) -> Question:
+        """How the cells are read."""
+        return kind_of(self.question)
 
     # Arrays over the axes
 
@@ -112,7 +135,7 @@ class Table(Result, Tabular):
     @property
     def found(self) -> Bool[np.ndarray, "*shape"]:
         """Whether there is a result at every setting."""
-        return self._array([not isinstance(c, Missing) and bool(self._has_result(c)) for c in self.cells])
+        return self._array([not isinstance(c, Missing) and self.kind.has_result(c) for c in self.cells])
 
     @property
     def status(self) -> Int[np.ndarray, "*shape"]:
@@ -129,6 +152,16 @@ class Table(Result, Tabular):
         """The settings without a result, each with the reason; a branch that is absent is a result."""
         return tuple(f"{self._place(k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
 
+    @property
+    def points(self) -> tuple[Any, ...]:
+        """The results, without the settings at which the search failed."""
+        return tuple(cell for cell in self.cells if not isinstance(cell, Missing))
+
+    @property
+    def alpha(self) -> Float[np.ndarray, "*shape"]:
+        """Alpha at every setting: that of the state, or that of the event; NaN where the event was not found."""
+        return self._array([None if isinstance(cell, Missing) else float(cell.alpha) for cell in self.cells])
+
     def values(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
         """Return a number at every setting, (*shape, ...); NaN where there is no result.
 
@@ -136,7 +169,7 @@ class Table(Result, Tabular):
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
                 column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
         """
-        number = self.main if number is None else number
+        number = self.kind.main if number is None else number
         if self._is_column(number):
             return self._columns[str(number)][0]
         read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
@@ -148,7 +181,7 @@ class Table(Result, Tabular):
         Args:
             number: as in `values`. A function reads the number from the error bars of a state, `FixedPoint.stderr`.
         """
-        number = self.main if number is None else number
+        number = self.kind.main if number is None else number
         if self._is_column(number):
             values, bars = self._columns[str(number)]
             return np.zeros(np.shape(values)) if bars is None else bars
@@ -164,6 +197,11 @@ class Table(Result, Tabular):
             value, head = attrgetter(number)(cell), number.partition(".")[0]
             if isinstance(value, (Average, Quantity)):
                 return value.stderr
+            if number in ORDER_AXES:  # scalars of a state: its replicates as a batch of states have one each
+                states, count = cell.replicates, cell.replicates.status.size
+                one_each = jax.tree.map(lambda a: a[:, None], states)
+                batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
+                return error_bar(jnp.where(states.has_state, getattr(batch, number), jnp.nan))
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
         return cell.stderr if hasattr(cell.stderr, "dtype") else _reader(number)(cell.stderr)
@@ -184,15 +222,67 @@ class Table(Result, Tabular):
         places = (axis[k] for axis, k in zip(self.axes, np.unravel_index(index, self.shape), strict=True))
         return ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, places, strict=True))
 
+    # Curves
+
+    @cached_property
+    def interpolant(self) -> PPoly:
+        """Cubic Hermite interpolant through the points of an event that were found, without extrapolation.
+
+        Raises:
+            InputError: the table is not that of an event along one axis, or fewer than two points were found.
+        """
+        if self.slope is None:
+            raise InputError("table", f"must be that of an event along one axis, got question={self.question!r}")
+        alpha, found = self.alpha, self.found
+        if found.sum() < 2:
+            raise InputError("table", f"must have two points or more, {self.question} has {found.sum()}")
+        return CubicHermiteSpline(self.at[found], alpha[found], self.slope[found], extrapolate=False)
+
+    def intersections(self, *others: Table) -> list[Intersection]:
+        """Return all intersections among this event and others along the same axis, in the order of its values.
+
+        Raises:
+            InputError: the tables have different axes, or are not those of events.
+        """
+        return intersections_of(self, *others)
+
+    @property
+    def jumps(self) -> list[float]:
+        """Places between neighbours along the only axis at which the best state changes its branch and the value jumps.
+
+        The smallest test error is continuous there. The tangents of the test error at both points meet at the place.
+
+        Raises:
+            InputError: the table is not one of best values along one axis.
+        """
+        if len(self.names) != 1 or not str(self.question).startswith(BEST):
+            raise InputError("table", f"must be one of best values along one axis, got question={self.question!r}")
+        return jumps_of(self)
+
+    def contours(self, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
+        """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
+
+        Args:
+            number: as in `values`; ``lambda cell: cell.differences["global"]`` for a change of a landscape.
+            level: value of the number on the lines.
+
+        Raises:
+            InputError: the table does not have two axes.
+        """
+        require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
+        (x, y), values = self.axes, self.values(number)
+        return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
+
     # Rows, files and text
 
     @cached_property
-    def _columns(self) -> dict[str, tuple[Shaped[np.ndarray, "..."], Shaped[np.ndarray, "..."] | None]]:
+    def _columns(self) -> dict[str, Column]:
         """Numbers with their error bars, and labels with None, by name, (*shape, ...)."""
-        cells = [None if isinstance(cell, Missing) else self._read(cell) for cell in self.cells]
+        cells = [None if isinstance(cell, Missing) else self.kind.read(cell, self.question) for cell in self.cells]
         names = next((cell for cell in cells if cell is not None), {str(self.question): (np.nan, np.nan)})
         values, bars = ({k: self._array([c and c[k][part] for c in cells]) for k in names} for part in (0, 1))
-        return {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
+        columns = {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
+        return columns | ({} if self.slope is None else {"slope": (self.slope, None), "exact": (self.exact, None)})
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per setting: the axes, all numbers with their error bars, the status, and the reason.
@@ -234,16 +324,13 @@ class Table(Result, Tabular):
 
     def describe(self) -> Description:
         count = int(self.found.sum())
-        outcome = f"{self.outcome} at {count}"
+        outcome = f"found at {count}"
         if len(self.names) == 1 and 0 < count < len(self.cells):
             outcome += f", from {self.at[self.found].min():g} to {self.at[self.found].max():g}"
         if self.failures:
             outcome += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         numbers, rows = self._map() if len(self.names) == 2 else ([], self._rows())
-        return Description(f"{self._headline()} at {self._settings()}", outcome, numbers, tables=[("", rows)])
-
-    def _headline(self) -> str:
-        return str(self.question)
+        return Description(f"{self.kind.headline(self)} at {self._settings()}", outcome, numbers, tables=[("", rows)])
 
     def _settings(self) -> str:
         """Return the settings in words."""
@@ -255,7 +342,7 @@ class Table(Result, Tabular):
 
     def _rows(self) -> list[Row]:
         """Return a header, and one row for every setting of one axis or none."""
-        columns = {k: self._columns[k] for k in self.shown or self._columns if k not in self.names}
+        columns = {k: self._columns[k] for k in self.kind.shown or self._columns if k not in self.names}
         rows: list[Row] = [(*self.names, *columns, "status")]
         for index in np.ndindex(self.shape):
             texts = [f"{axis[k]:.4g}" for axis, k in zip(self.axes, index, strict=True)]
@@ -271,6 +358,8 @@ class Table(Result, Tabular):
 
     def _map(self) -> tuple[list[Row], list[Row]]:
         """Return the smallest and the largest main number, and its values over both axes, the first to the right."""
+        if self.kind.summary is not None:
+            return self.kind.summary(self), []
         values, bars, (x, y) = self.values(), self.stderr(), self.axes
         numbers: list[Row] = []
         for word, index in (("smallest", np.nanargmin), ("largest", np.nanargmax)) if self.found.any() else ():
@@ -300,27 +389,13 @@ class Table(Result, Tabular):
         from ..plotting import diagrams, theory
 
         require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
-        one, two = self.figures if number is None else Table.figures
+        one, two = self.kind.figures if number is None else FIGURES
         figure = getattr(theory, one) if len(self.names) == 1 else getattr(diagrams, two)
         return figure(self, ax=ax, **({} if number is None else {"number": number}), **options)
 
 
 def _reader(number: Reader) -> Callable[[Any], Any]:
     return attrgetter(number) if isinstance(number, str) else number
-
-
-def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]]:
-    """Return all numbers of a state, or of a batch (*batch, ...), by name: means and error bars.
-
-    They are NaN where there is no state, but for those in `_ALWAYS`.
-    """
-    missing, means, bars = ~np.asarray(states.exists), states.mean.numbers(), states.stderr.numbers()
-
-    def column(name: str, values: Any) -> Float[np.ndarray, "..."]:
-        values = np.asarray(values, float)
-        return values if name in _ALWAYS else np.where(spread_to(missing, values), np.nan, values)
-
-    return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
 
 
 def entries_by_name(name: str, values: Any) -> dict[str, Any]:

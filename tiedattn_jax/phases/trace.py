@@ -17,8 +17,7 @@ from ..theory.paths import Path
 from .events import ALPHA_L, Event, Transition, baseline_branch, event_of
 from .follow import Progress, WarmStart, predict, update
 from .locate import SEARCH, Guess, Search, Start, Zero, event_path, guess_among, guess_of, transition_of
-from .questions import EventTable
-from .table import Missing
+from .table import Missing, Table
 
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 TRACE_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
@@ -37,7 +36,7 @@ def trace_path(
 ) -> Path:
     """Return the path that follows an event through the values along an axis, in their order.
 
-    The path returns an `EventTable`. The points before it predict alpha and the states of every replicate at the next
+    The path returns a `Table`. The points before it predict alpha and the states of every replicate at the next
     point. The arguments are those of `sweep`.
 
     Raises:
@@ -85,7 +84,7 @@ def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
     candidates = (critical if positional is None else positional, critical, semantic)
     slope, exact = (np.choose(owner, [getattr(table, name) for table in candidates]) for name in ("slope", "exact"))
     cells = [candidates[k].cells[place] for place, k in enumerate(owner)]
-    return EventTable.along(ALPHA_L, critical.parameter, critical.at, cells, slope, exact)
+    return Table.of_event(ALPHA_L, critical.parameter, critical.at, cells, slope, exact)
 
 
 class _Tracer:
@@ -106,7 +105,7 @@ class _Tracer:
         for k, value in enumerate(values[1:], 2):
             yield from self.add(value)
             progress(k, len(values))
-        return EventTable.along(self.event.name, self.parameter.name, values, self.cells, np.array(self.slopes))
+        return Table.of_event(self.event.name, self.parameter.name, values, self.cells, np.array(self.slopes))
 
     def begin(self, value: float, guess: Guess | None) -> Path:
         """Path that finds the first point, near a guess if there is one.

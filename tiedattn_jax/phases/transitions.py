@@ -36,7 +36,7 @@ from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, Transition, event_of
 from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared
 from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
-from .questions import StateTable
+from .table import Table
 
 RANGE = (0.1, 4.0)  # default bracket of alpha
 # The search on all replicates stops when the relative Newton step in alpha is below this. The next step would be
@@ -207,7 +207,7 @@ class BranchEnd(Printed):
 
 
 def branch_ends(
-    curve: StateTable, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
+    curve: Table, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[BranchEnd]:
     """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
@@ -226,8 +226,8 @@ def branch_ends(
     Raises:
         InputError: the curve is of another branch or has no points; nodes or settings are of the wrong kind.
     """
-    require_kind(curve, "curve", StateTable, "what sweep returns")
-    require_choice(curve.branch, "curve.branch", PAIR)
+    require_kind(curve, "curve", Table, "what sweep returns")
+    require_choice(curve.question, "curve.question", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     model, exact = curve.points[0].model, as_flag(sensitivities, "sensitivities")
     search = Search(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
@@ -293,10 +293,10 @@ def _alpha_l(
 class _Ends:
     """The search for the ends of one branch; the methods with paths return what they find."""
 
-    def __init__(self, curve: StateTable, search: Search, exact: bool):
+    def __init__(self, curve: Table, search: Search, exact: bool):
         self.curve, self.search, self.exact = curve, search, exact
-        self.name = str(curve.branch)
-        self.order = str(BRANCHES[curve.branch].order)
+        self.name = str(curve.question)
+        self.order = str(BRANCHES[curve.question].order)
         self.other_order = "m" if self.order == "theta" else "theta"
         self.instability_event = EVENTS[f"{self.name} instability"]
         self.resolved = [p for p in curve.points if bool(p.ok)]  # growth is unreliable at the other points
@@ -330,7 +330,7 @@ class _Ends:
         outer, inner = yield [self.uninformed(e, state) for e in (absent_point, state)]
         guesses = []
         if self.growth(outer, self.order) < 1 < self.growth(inner, self.order):
-            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [StateTable.of("uninformed", [outer, inner])])
+            guesses = crossings(EVENTS[f"{self.name} pitchfork"], [Table.of_states("uninformed", [outer, inner])])
         fork = (yield from self.find_event("pitchfork", guesses[0])) if guesses else None
         fork = fork if fork is not None and jnp.isfinite(fork.alpha) else None
         if fork is None or self.size(state) > _NOT_SMALL * max(self.size(e) for e in self.curve.points if e.exists):

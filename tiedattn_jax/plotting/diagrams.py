@@ -57,7 +57,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
-        boundaries: further boundaries to draw, `phases.questions.EventTable` along the other axis.
+        boundaries: further boundaries to draw, tables of events along the other axis.
         ax: axes for the panels "train_loss" and "gen_error", see `style.panels`; each gets a colour bar.
 
     Raises:
@@ -67,7 +67,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
     if boundaries:
         for boundary in boundaries:
             axes_names = {"alpha", boundary.parameter}
-            require({x_name, y_name} == axes_names, "boundaries", boundary.event, f"in axes {x_name} and {y_name}")
+            require({x_name, y_name} == axes_names, "boundaries", boundary.question, f"in axes {x_name} and {y_name}")
     if "alpha" in (x_name, y_name):
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
@@ -107,7 +107,7 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
         number: name of the number, by default that which was asked for.
         ax: axes for the only panel, "number", see `style.panels`; it gets a colour bar.
     """
-    (x, y), name = table.axes, number or table.main
+    (x, y), name = table.axes, number or table.kind.main
     symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
     xlabel, ylabel = table.names
@@ -136,10 +136,10 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
     """Draw the labels of the population risk over two numbers, and the lines along which they change.
 
     Args:
-        landscapes: `phases.questions.LandscapeTable` over two axes.
+        landscapes: table of landscapes over two axes.
         ax: axes for the one panel "label", see `style.panels`.
     """
-    (x, y), label = landscapes.axes, landscapes.label.T
+    (x, y), label = landscapes.axes, np.nan_to_num(landscapes.values(), nan=-1).astype(int).T
     present = np.unique(label[label >= 0])
     lines = {
         "global": ("-", "global minimum changes"),
@@ -154,7 +154,7 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
         for value, colour in zip(present, colours, strict=True):
             axis.fill([], [], color=colour, label=words_of(int(value)))
         for change, (style, name) in lines.items():
-            for k, points in enumerate(landscapes.boundary(change)):
+            for k, points in enumerate(landscapes.contours(lambda cell, name=change: cell.differences[name])):
                 axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
     return drawing
 
@@ -207,9 +207,9 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     points = (alpha, boundary.at) if alpha_is_x else (boundary.at, alpha)
     fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
     exists = bool(np.any(np.isfinite(alpha)))
-    label, style = SYMBOLS.get(boundary.event, boundary.event), MARKS.get(boundary.event, {"color": OTHER})
-    axis.plot(*points, label=label if exists else None, gid=boundary.event, **style)
-    band: dict[str, Any] = {"color": "k", "alpha": 0.2, "lw": 0, "gid": f"{boundary.event}, error bars"}
+    label, style = SYMBOLS.get(boundary.question, boundary.question), MARKS.get(boundary.question, {"color": OTHER})
+    axis.plot(*points, label=label if exists else None, gid=boundary.question, **style)
+    band: dict[str, Any] = {"color": "k", "alpha": 0.2, "lw": 0, "gid": f"{boundary.question}, error bars"}
     fill(boundary.at, alpha - width, alpha + width, **band)
 
 

@@ -13,6 +13,7 @@ from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 from ..base.arrays import AnyArray, Number
 from ..base.errors import require
 from ..model.overlaps import BRANCHES, PAIR
+from ..phases.questions import BEST
 from .style import (
     BASELINE,
     COLOURS,
@@ -51,7 +52,7 @@ def branch_figure(
     Dotted stretches are unstable towards an order parameter that the branch lacks.
 
     Args:
-        curves: `phases.questions.StateTable` along the same axis, one for each branch.
+        curves: tables of states along the same axis, one for each branch.
         alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
         recoveries: its thresholds to mark beside its error, `theory.quantities.Threshold`.
@@ -61,10 +62,10 @@ def branch_figure(
     with panels(11, 3.6, xlabel=curves[0].parameter, ylabels=labels, ax=ax) as (drawing, axes):
         orders, losses, errors = axes[0]
         for curve in curves:
-            name = curve.branch or "any state"
+            name = curve.question or "any state"
             colour = COLOURS.get(name, OTHER)
             for order, order_colour in ORDER_COLOURS.items():
-                if getattr(BRANCHES[curve.branch], order):
+                if getattr(BRANCHES[curve.question], order):
                     label = name if order_colour == colour else f"{SYMBOLS[order]}, {name}"
                     _along_alpha(orders, curve, _first_of(order), order_colour, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
@@ -91,9 +92,9 @@ def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: s
     bar = curve.stderr(get)
     stable = np.ones(len(value), bool)
     for order in ORDER_COLOURS:
-        if not getattr(BRANCHES[curve.branch], order):
+        if not getattr(BRANCHES[curve.question], order):
             stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
-    line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.branch, "-"))
+    line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.question, "-"))
 
 
 def _first_of(order: str) -> Callable[[Any], Number]:
@@ -163,15 +164,16 @@ def best_figure(table: Any, ax: Target = None) -> Any:
     jumps. Bars are two error bars.
 
     Args:
-        table: `phases.questions.BestTable` along one axis.
+        table: table of best values along one axis.
         ax: axes for the panels "best" and "gen_error", see `style.panels`.
     """
-    ylabels = {"best": f"best {LABELS.get(table.number, table.number)}", "gen_error": f"smallest {ERROR}"}
+    number = table.question.removeprefix(BEST)
+    ylabels = {"best": f"best {LABELS.get(number, number)}", "gen_error": f"smallest {ERROR}"}
     with panels(8, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax) as (drawing, axes):
         rows = table.table()
         branches, places = (np.array([row[name] for row in rows]) for name in ("branch", "place"))
-        numbers = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
-        for axis, (values, bars) in zip(axes[0], numbers, strict=True):
+        columns = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
+        for axis, (values, bars) in zip(axes[0], columns, strict=True):
             scale(axis, table.at)
             bars = two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
@@ -184,7 +186,7 @@ def best_figure(table: Any, ax: Target = None) -> Any:
                         style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
                         axis.errorbar(table.at[here], values[here], bars[here], **style)
             for k, place in enumerate(table.jumps):
-                label = f"{SYMBOLS.get(table.number, table.number)} jumps" if k == 0 else None
+                label = f"{SYMBOLS.get(number, number)} jumps" if k == 0 else None
                 axis.axvline(place, color="k", lw=0.8, ls=":", label=label)
         lam, error = axes[0]
         for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
@@ -209,17 +211,17 @@ def boundary_figure(*boundaries: Any, ax: Target = None) -> Any:
     have maxima and minima only at points.
 
     Args:
-        boundaries: `phases.questions.EventTable`, all along the same axis.
+        boundaries: tables of events, all along the same axis.
         ax: axes for the only panel, "alpha", see `style.panels`.
     """
     xlabel, ylabels = boundaries[0].parameter, {"alpha": "alpha"}
     with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax) as (drawing, ((axis,),)):
         for boundary in boundaries:
-            branch, kind = boundary.event.split()[0], boundary.event.split()[-1]
+            branch, kind = boundary.question.split()[0], boundary.question.split()[-1]
             bars = two_bars(boundary.stderr())
             style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
-            style |= MARKS.get(boundary.event, {})
-            name = boundary.event
+            style |= MARKS.get(boundary.question, {})
+            name = boundary.question
             axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(name, name), gid=name, **style)
             points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
             axis.errorbar(boundary.at, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
