@@ -3,7 +3,7 @@
     python benchmarks/breaking.py [--alphas 24] [--omegas 12] [--order 5] [--out DIR]
 
 The estimate has one step of replica symmetry breaking. For every cell of a grid it gives the relative increase of the
-training loss of a branch (`Diagnostics.rs_error`), and for every omega the shift of alpha_c (`Transition.rs_shift`).
+training loss of a branch (`Diagnostics.rs_error`), and for every omega the shift of alpha_c (`rs_shift`).
 Prints a table and writes DIR/rs_error.png. The grid is kept in DIR, and an interrupted run resumes from it. Takes five
 minutes on two cores.
 """
@@ -28,9 +28,9 @@ from tiedattn_jax.plotting.style import panels
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
 
 
-def transitions(omegas: Float[np.ndarray, " A"], nodes: Rule) -> list[ta.results.Transition]:
+def transitions(omegas: Float[np.ndarray, " A"], nodes: Rule) -> list[ta.results.Quantity]:
     """Find alpha_c at every omega, each search starting from the previous transition."""
-    events: list[ta.results.Transition] = []
+    events: list[ta.results.Quantity] = []
     for omega in omegas:
         start = events[-1].branches if events and events[-1].ok else None
         events.append(ta.critical_alpha(ta.DotProduct(omega), nodes, start=start))

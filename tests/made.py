@@ -13,10 +13,12 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import unstacked
 from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
+from tiedattn_jax.phases.events import as_event
 from tiedattn_jax.phases.questions import numbers_of_states
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
+from tiedattn_jax.theory.quantities import Quantity
 from tiedattn_jax.theory.solve import traced_states
 from tiedattn_jax.theory.states import DIAGNOSTICS, State, blank_state
 
@@ -73,19 +75,24 @@ def instances(points=(), **columns) -> ta.results.Instances:
     return ta.results.Instances(rows, bool(points))
 
 
-def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> ta.results.Transition:
-    """A `Transition` with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
+def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> Quantity:
+    """An event with sensitivities 1, 2 and 3 in omega, sigma and lambda, and error bars of a hundredth."""
     model = ta.DotProduct(omega=1.0, sigma=2.0, lam=3.0)
     bars = jax.tree.map(lambda a: a / 100, model)
     numbers = jnp.asarray(alpha), jnp.asarray(0.01), jnp.asarray(status), model, bars
-    return ta.results.Transition(*numbers, branches=branches, event=event)
+    return as_event(Quantity(*numbers), event, branches)
+
+
+def end(transition, *labels) -> Quantity:
+    """An event as the end of a branch."""
+    return dataclasses.replace(transition, labels=tuple(zip(("kind", "direction", "side"), labels, strict=True)))
 
 
 def events(event, name, values, alpha, stderr, slope=None, exact=None, reason="there is none") -> Table:
     """A table of an event along one axis; it is missing where alpha is NaN."""
     cells = [
         Missing(reason, int(ta.Status.absent)) if np.isnan(a)
-        else ta.results.Transition(jnp.asarray(a), jnp.asarray(bar), jnp.asarray(0), event=event)
+        else Quantity(jnp.asarray(a), jnp.asarray(bar), jnp.asarray(0), name="alpha", event=event)
         for a, bar in zip(alpha, stderr, strict=True)
     ]  # fmt: skip
     slope = np.full(len(cells), np.nan) if slope is None else np.array(slope, float)

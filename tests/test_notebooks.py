@@ -126,7 +126,7 @@ def printed(notebook) -> str:
                 "of 2",
             ],
         ),
-        ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Transition(alpha_c = "]),
+        ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Quantity(alpha_c = "]),
     ],
 )
 def test_other_notebooks(tmp_path, name, parameters, pictures, words):

@@ -1,8 +1,8 @@
 """The classes of results, for annotations and `isinstance`; the functions of `tiedattn_jax` return them.
 
 one state         FixedPoint, Overlaps, Conjugates, Diagnostics; StateEvolution
-numbers           Quantity: Transition, Threshold, Recovery, BestRidge, OneRSBTransition, Crossing; Average
-branches          BranchEnd, BranchPath
+numbers           Quantity, Average
+branches          BranchPath
 many settings     Table, PhaseDiagram
 breaking          OneRSBPoint, OneRSBOverlaps
 optimal learner   BayesPoint, PosteriorMean
@@ -12,10 +12,9 @@ finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
 
 from .base.results import Average as Average
 from .bayes.fixed_points import BayesPoint as BayesPoint
-from .bayes.thresholds import Recovery as Recovery
 from .dynamics.emergence import Emergence as Emergence
 from .dynamics.population import Landscape as Landscape, PopulationPoint as PopulationPoint
-from .dynamics.sgd import Crossing as Crossing, Student as Student, Trajectory as Trajectory
+from .dynamics.sgd import Student as Student, Trajectory as Trajectory
 from .dynamics.small_start import SmallStart as SmallStart
 from .finite.diagnosis import Diagnosis as Diagnosis
 from .finite.evaluation import LinearBaseline as LinearBaseline
@@ -24,15 +23,11 @@ from .finite.message_passing import GAMP as GAMP, PosteriorMean as PosteriorMean
 from .finite.training import Training as Training
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .phases.arclength import BranchPath as BranchPath
-from .phases.best import BestRidge as BestRidge
 from .phases.diagram import PhaseDiagram as PhaseDiagram
-from .phases.events import Transition as Transition
 from .phases.table import Table as Table
-from .phases.transitions import BranchEnd as BranchEnd
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps
-from .rsb.transitions import OneRSBTransition as OneRSBTransition
 from .theory.observables import Diagnostics as Diagnostics
-from .theory.quantities import Quantity as Quantity, Threshold as Threshold
+from .theory.quantities import Quantity as Quantity
 from .theory.state_evolution import StateEvolution as StateEvolution
 from .theory.states import FixedPoint as FixedPoint

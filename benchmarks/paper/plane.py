@@ -76,7 +76,7 @@ class Plane(NamedTuple):
 
         After the first omega without alpha_c, all values are NaN.
         """
-        last: list[ta.results.Transition] = []
+        last: list[ta.results.Quantity] = []
 
         def row(omega: float) -> list[float]:
             model = self.model(omega)

@@ -179,7 +179,7 @@ def test_a_transition():
     transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
     assert (
         repr(transition)
-        == "Transition(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
+        == "Quantity(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
     )
     page = transition.summary().splitlines()
     assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[7]
@@ -193,8 +193,8 @@ def test_a_transition():
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
     json.dumps(numbers)
     missing = made.transition(status=6, event="alpha_l")
-    meaning = "where the global minimum beats the linear baseline above"
-    assert repr(missing) == f"Transition(alpha_l, {meaning}; not found, as there is none near the start)"
+    meaning = "the global minimum beats the linear baseline above"
+    assert repr(missing) == f"Quantity(alpha_l ({meaning}); not found, as there is none near the start)"
     assert all(event.meaning for event in ta.EVENTS.values())
 
 
@@ -251,9 +251,15 @@ def test_curves_paths_and_boundaries():
     assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["axes"] == {
         "sigma": [0.4, 0.5]
     }
-    end = ta.results.BranchEnd(made.transition(0.7), "pitchfork", "theta", "lower")
-    assert repr(end) == "BranchEnd(lower end: ends at alpha = 0.700(10): theta falls continuously to zero)"
-    assert end.to_dict()["alpha"] == 0.7
+    end = made.end(made.transition(0.7), "pitchfork", "theta", "lower")
+    assert repr(end).startswith("Quantity(alpha_c = 0.700(10); ") and str(end).split("side")[1].split()[0] == "lower"
+    report = end.to_dict()
+    assert (report["alpha"], report["kind"], report["direction"], report["side"]) == (
+        0.7,
+        "pitchfork",
+        "theta",
+        "lower",
+    )
 
 
 def instances(**fields):

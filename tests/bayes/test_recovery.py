@@ -77,10 +77,10 @@ def test_perfect_recovery(model):
 
 @pytest.mark.parametrize("alpha", [np.inf, np.nan])
 def test_an_alpha_that_is_not_finite_is_no_threshold(model, alpha):
-    threshold = ta.results.Threshold.of_model(
-        lambda model: jnp.array([0, 1]) * model.lam + alpha, model, event="x", meaning="x"
+    threshold = ta.results.Quantity.of_model(
+        lambda model: jnp.array([0, 1]) * model.lam + alpha, model, name="alpha", event="x", meaning="x"
     )
-    assert threshold.status_name == "absent" and not threshold.ok and "not finite" in threshold.reason
+    assert threshold.status_name == "absent" and not threshold.ok and threshold.reason == "there is none"
     assert np.isnan(threshold.alpha) and np.isnan(threshold.sensitivities.lam)
 
 

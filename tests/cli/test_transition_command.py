@@ -86,7 +86,7 @@ def without_solving(monkeypatch):
         calls["starts"].append([curve.question for curve in start])
         return made.transition(1.5, event="alpha_l")
 
-    end = ta.results.BranchEnd(made.transition(0.7), "pitchfork", "m", "lower")
+    end = made.end(made.transition(0.7), "pitchfork", "m", "lower")
     monkeypatch.setattr(command, "sweep", sweep)
     monkeypatch.setattr(command, "branch_ends", lambda curve, nodes: [end] if curve.question == "semantic" else [])
     monkeypatch.setattr(command, "critical_alpha", critical_alpha)
@@ -117,16 +117,12 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
     assert report["reason"] == "there is none near the start"
     assert report["spinodals"]["semantic"]["alpha"] == 0.7 and report["spinodals"]["positional"] is None
     assert main(["transition", "--nodes", "4096"]) == 1
-    assert "semantic above: not found, as there is none near the start\n" in capsys.readouterr().out
+    assert "semantic above): not found, as there is none near the start\n" in capsys.readouterr().out
 
 
 def test_curves_are_drawn_to_their_ends():
     curve = Table.of_states("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
-    end = ta.results.BranchEnd(
-        made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower"
-    )
-    unsolved = ta.results.BranchEnd(
-        made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower"
-    )
+    end = made.end(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
+    unsolved = made.end(made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower")
     complete = command._to_its_ends(curve, [end, unsolved])
     assert complete.question == "semantic" and complete.alpha.tolist() == [1.0, 1.25, 2.0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 import tiedattn_jax as ta
-from tiedattn_jax.dynamics.sgd import Crossing
+from tiedattn_jax.theory.quantities import Quantity
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -83,7 +83,7 @@ def test_units_of_fluctuations(c):
 )
 def test_a_time_is_the_mean_over_the_replicates_in_which_the_event_happens(times, status, mean):
     """It exists if the event happens in half of the replicates."""
-    crossing, finite = Crossing.of_existing(jnp.array(times), event="x"), np.array([t for t in times if np.isfinite(t)])
+    crossing, finite = Quantity.of_existing(jnp.array(times), event="x"), np.array([t for t in times if np.isfinite(t)])
     assert crossing.status_name == status
     np.testing.assert_equal(float(crossing.t), mean)
     if status == "converged":

@@ -23,7 +23,7 @@ def defaults(model, lines, semantic_states):
     x, alpha = BRANCHES["semantic"].start(model), jnp.asarray(1.0)
     start = Guess(1.0, (x,))
     states = [ta.results.FixedPoint(model, alpha, semantic_states, b) for b in ("positional", "semantic")]
-    transition = ta.results.Transition(alpha, alpha, jnp.array(0), branches=tuple(states))
+    transition = ta.results.Quantity(alpha, alpha, jnp.array(0), name="alpha", event="alpha_c", branches=tuple(states))
     return {
         "sweep": {"model": model, "question": "semantic", "alpha": [1.0], "nodes": lines},
         "phase_diagram": {"model": model, "alpha": [1.0, 2.0], "omega": [0.3], "nodes": lines},

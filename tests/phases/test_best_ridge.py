@@ -103,14 +103,14 @@ def test_limit_at_the_transition(lines):
     model, alpha = ta.DotProduct(omega=0.5), 1.5
     best = ta.best_ridge(model, alpha, None, lines, bracket=(3e-3, 5e-3))
     assert bool(best.ok) and best.place == "transition" and best.state.branch == "semantic"
-    at, pair = best.state.model, best.states[::-1]
+    at, pair = best.state.model, best.branches[::-1]
     critical = ta.critical_alpha(at, lines, start=pair)
     np.testing.assert_allclose(critical.alpha, alpha, rtol=1e-5)
     by_lam = critical.sensitivities.lam
     np.testing.assert_allclose(best.by_alpha.value, 1 / by_lam, rtol=2e-3)
     np.testing.assert_allclose(best.sensitivities.sigma, -critical.sensitivities.sigma / by_lam, rtol=2e-3)
     page = 0.00402, 0.00222, 0.00306  # docs/howto/best_ridge.md: the ridge, and the errors on both sides
-    np.testing.assert_allclose([best.value, *(state.gen_error for state in best.states)], page, rtol=5e-3)
+    np.testing.assert_allclose([best.value, *(state.gen_error for state in best.branches)], page, rtol=5e-3)
     np.testing.assert_allclose(best.gen_error.value, pair[1].gen_error, rtol=1e-4)
     step, errors = 0.01, []
     for d in (-step, step):
@@ -316,7 +316,7 @@ def test_reasons(located, model, lines, semantic_states, kind, value, converged,
     located(optimum(model, semantic_states, kind, 1, value, converged, count=2))
     best = ta.best_ridge(model, 1.5, None, lines)
     assert best.reason.startswith(text) and text in best.summary() and best.place == kind
-    assert [s.branch for s in best.states] == ["semantic", "positional"] and bool(best.ok) == converged
+    assert [s.branch for s in best.branches] == ["semantic", "positional"] and bool(best.ok) == converged
 
 
 def test_no_state(located, model, lines):

@@ -17,7 +17,7 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
-from tiedattn_jax.phases.events import EVENTS, baseline_branch
+from tiedattn_jax.phases.events import EVENTS, as_event, baseline_branch
 from tiedattn_jax.phases.locate import (
     Guess,
     Search,
@@ -440,7 +440,7 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states)
             new = q * jnp.ones_like(semantic_states.overlaps.q), baseline * jnp.ones(4)
             states = eqx.tree_at(lambda s: (s.overlaps.q, s.gen_error_linear), semantic_states, new)
             branches.append(ta.results.FixedPoint(model, alpha, states, name))
-        critical = ta.results.Transition(alpha, alpha, jnp.array(0), branches=tuple(branches))
+        critical = as_event(ta.results.Quantity(alpha, alpha, jnp.array(0)), "alpha_c", tuple(branches))
         with pytest.raises(InterruptedError):
             ta.linear_crossing(model, critical, lines)
         assert searches[-1] == pytest.approx(expected)

@@ -158,7 +158,7 @@ def test_how_the_semantic_branch_ends(ends):
     assert (fork.direction, loss.direction) == ("theta", "m") and fork.side == loss.side == "lower"
     assert abs(fork.alpha - 0.719178) <= 3 * fork.stderr < 0.01
     assert abs(loss.alpha - 0.826469) <= 3 * loss.stderr < 0.01
-    assert fork.transition.sensitivities is None
+    assert fork.sensitivities is None
 
 
 def synthetic(alphas, theta, growth_m):
@@ -236,14 +236,14 @@ def test_a_fold_that_is_not_found_lies_in_the_bracket(monkeypatch, lines):
     """
     curve = synthetic([0.2, 0.6, 2.0], [0.0, 0.3, 1.0], [0.5, 0.5, 0.5])
     (end,), requests = located(monkeypatch, lines, curve, 0.5, fold=0.5)
-    assert (end.kind, end.alpha, end.transition.status_name) == ("fold", 0.5, "converged")
+    assert (end.kind, end.alpha, end.status_name) == ("fold", 0.5, "converged")
     (end,), requests = located(monkeypatch, lines, curve, 0.5, fold=None)
     assert [name for name, _ in requests] == ["fold"] and (requests[0][1].low, requests[0][1].high) == pytest.approx(
         (0.1, 0.8)
     )
     assert requests[0][1].at == 0.6
     assert (end.kind, end.side, end.direction) == ("fold", "lower", "theta")
-    assert (end.alpha, end.stderr, end.transition.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
+    assert (end.alpha, end.stderr, end.status) == pytest.approx((0.4, 0.2, ta.Status.max_steps))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -284,4 +284,4 @@ def test_other_ends_that_are_not_found_lie_in_the_bracket(monkeypatch, lines):
     ends, requests = located(monkeypatch, lines, curve, 0.5, pitchfork=None, fold=0.65, instability=None)
     assert [name for name, _ in requests] == ["instability", "pitchfork", "fold"]
     assert [(e.kind, e.alpha) for e in ends] == [("fold", 0.65), ("instability", pytest.approx(0.9))]
-    assert (ends[1].stderr, ends[1].transition.status) == pytest.approx((0.1, ta.Status.max_steps))
+    assert (ends[1].stderr, ends[1].status) == pytest.approx((0.1, ta.Status.max_steps))

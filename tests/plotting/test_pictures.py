@@ -455,7 +455,7 @@ def transition():
     slopes = Namespace(sigma=np.array(-8.0), mixing=np.array([[0.0, 5.0]]), zero=np.array(7.0), rank=1)
     bars = Namespace(sigma=np.array(0.4), mixing=np.array([[0.1, np.inf]]), zero=np.array(0.1), rank=1)
     sensitivities = {"sensitivities": slopes, "sensitivities_stderr": bars}
-    return Namespace(event="alpha_c", alpha=2.0, stderr=0.1, branches=points, **sensitivities)
+    return Namespace(event="alpha_c", value=2.0, stderr=0.1, branches=points, **sensitivities)
 
 
 def test_transition():
@@ -679,8 +679,8 @@ def best_values():
     for k, branch in enumerate(("positional", "semantic")):
         state, rate = Namespace(branch=branch, gen_error_linear=0.5), ta.Average(np.array(0.1), np.array(0.0))
         error = Quantity(np.array(0.3 + 0.1 * k), np.array(0.01), np.array(0), by_alpha=rate)
-        cells.append(Namespace(states=(1,), state=state, place="inside", value=0.1 + 0.1 * k, stderr=np.array(0.01),
-                               number="lam", branch=None, gen_error=error, status=0, reason=""))  # fmt: skip
+        cells.append(Namespace(branches=(1,), state=state, place="inside", value=0.1 + 0.1 * k, stderr=np.array(0.01),
+                               name="lam", branch=None, gen_error=error, status=0, reason=""))  # fmt: skip
     return Table("best lam", ("alpha",), (np.array([1.0, 2.0]),), tuple(cells))
 
 
@@ -701,7 +701,7 @@ PICTURES = {
     "StateEvolution": (message_passing, "q theta m residual"),
     "Table over two axes or with the name of a number": (events, "number"),
     "Trajectory": (trajectory, "order loss"),
-    "Transition": (transition, "losses sensitivities"),
+    "Quantity": (transition, "losses sensitivities"),
     "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
     "finite.Training": (lambda: training_runs()["mine"], "train_loss gradient_norm"),
 }

@@ -145,7 +145,7 @@ class Printed(eqx.Module):
         for head, rows in [("", [*description.numbers, *description.details]), *description.tables]:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)
-            parts.append(f"{html.escape(head)}<table>{body}</table>" if body else "")
+            parts.append(html.escape(head) + f"<table>{body}</table>" * bool(body))
         return "\n".join(filter(None, parts))
 
 

@@ -1,4 +1,4 @@
-"""Thresholds of the Bayes-optimal learner, and the spectral start, which works from the first of them on.
+"""Quantitys of the Bayes-optimal learner, and the spectral start, which works from the first of them on.
 
 # notation: G = rho^{1/2} Hess rho^{1/2} with the Hessian of the log evidence of a label at w = 0, so that
 # 1 + G = E[y y^T | O] for fields y of unit covariance; c = sqrt(alpha / alpha_WR); T = G (c + G)^{-1}.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -27,12 +26,11 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, require
-from ..base.report import Description, with_error
 from ..base.results import Average, error_bar
 from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
-from ..theory.quantities import Threshold
+from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
 from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, sign_channel
 from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
@@ -41,25 +39,7 @@ _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-
 _RADII = 128  # nodes of |U| in the spectrum of G
 
 
-class Recovery(Threshold):
-    """The threshold "perfect_recovery"; see `Threshold`.
-
-    Attributes:
-        algorithmic: the alpha above which message passing recovers the teacher from a random start.
-    """
-
-    algorithmic: Float[Array, ""] = eqx.field(kw_only=True)
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"algorithmic": float(self.algorithmic)}
-
-    def describe(self) -> Description:
-        description = super().describe()
-        row = "algorithmic", with_error(self.algorithmic), "from here on by message passing from a random start"
-        return description._replace(numbers=[*description.numbers, row])
-
-
-def weak_recovery(model: Model, nodes: AnyNodes = None) -> Threshold:
+def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
     """Return the alpha below which the labels say nothing of the teacher's direction, even to an optimal learner.
 
     Above it the state without overlap is unstable: any small overlap grows. With the Hessian G of the log evidence of a
@@ -75,9 +55,10 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Threshold:
     """
     check_bayes(model)
     rule, closed_form = averages_of(model, nodes), has_closed_form(model)
-    return Threshold.of_model(
+    return Quantity.of_model(
         lambda model: thresholds(model, rule, closed_form),
         model,
+        name="alpha",
         event="weak_recovery",
         meaning="weak recovery of the teacher",
     )
@@ -117,7 +98,7 @@ def _curvature(model: Model, replicate: Replicate) -> Float[Array, "S t t S t t"
     return over_nodes(model, replicate, block_sum)
 
 
-def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Recovery:
+def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
     """Return the alpha above which the teacher is recovered exactly, for exact labels that give fields up to a sign.
 
     It is 1 / L: n sentences give n L numbers, and the teacher has d. Message passing from a random start reaches it
@@ -135,16 +116,17 @@ def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Recovery:
     if not has_closed_form(model) or float(noise_of(model)) > 0:
         raise InputError("model", "must have exact labels that give the fields up to a sign, and tokens that are alike")
     information = jnp.full(2, 1 / model.shape[0], model.lam.dtype)  # two replicates that agree: it is known exactly
-    return Recovery.of_model(
+    return Quantity.of_model(
         lambda _: information,
         model,
+        name="alpha",
         event="perfect_recovery",
         meaning="perfect recovery of the teacher",
-        algorithmic=jnp.maximum(information[0], jnp.max(_alphas(model))),
+        further={"algorithmic": jnp.maximum(information[0], jnp.max(_alphas(model)))},
     )
 
 
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = {
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = {
     "weak_recovery": weak_recovery,
     "perfect_recovery": perfect_recovery,
 }

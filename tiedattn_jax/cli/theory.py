@@ -12,17 +12,17 @@ import numpy as np
 from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, pack
+from ..base.report import with_error
 from ..bayes.fixed_points import bayes
 from ..bayes.thresholds import THRESHOLDS as RECOVERIES
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Axis
-from ..phases.events import Transition
 from ..phases.grid import phase_diagram
 from ..phases.sweep import sweep
 from ..phases.table import Table
-from ..phases.transitions import BranchEnd, branch_ends, critical_alpha, linear_crossing, threshold
+from ..phases.transitions import branch_ends, critical_alpha, linear_crossing, threshold
 from ..plotting.theory import branch_figure
-from ..theory.quantities import Threshold
+from ..theory.quantities import Quantity
 from ..theory.solve import solve
 from .options import (
     ALPHA,
@@ -50,9 +50,9 @@ def run_transition(args: argparse.Namespace) -> Report:
     nodes, coarse_nodes = nodes_of(args, model), nodes_of(args, model, SIZES["curve"])
     alphas = np.linspace(*CURVE_RANGE, CURVE_POINTS)
     curves: list[Table] = []
-    ends: dict[str, list[BranchEnd]] = {}
+    ends: dict[str, list[Quantity]] = {}
     with progress_bars(args, "solve") as stage:
-        recoveries: list[Threshold] = []
+        recoveries: list[Quantity] = []
         if args.optimal:
             stage("optimal learner")(0, 1)
             recoveries = [threshold(model, event) for event in RECOVERIES]
@@ -85,13 +85,13 @@ def run_transition(args: argparse.Namespace) -> Report:
     return Report(report, text, files, bool(critical.ok), nodes)
 
 
-def _to_its_ends(curve: Table, ends: list[BranchEnd]) -> Table:
+def _to_its_ends(curve: Table, ends: list[Quantity]) -> Table:
     """Add the states at its ends to a curve, for a picture."""
-    states = [state for end in ends if end.transition.ok for state in end.transition.branches]
+    states = [state for end in ends if end.ok for state in end.branches]
     return Table.of_states(curve.question, sorted((*curve.points, *states), key=lambda point: float(point.alpha)))
 
 
-def transition_report(critical: Transition, crossing: Transition, ends: dict[str, list[BranchEnd]]) -> dict[str, Any]:
+def transition_report(critical: Quantity, crossing: Quantity, ends: dict[str, list[Quantity]]) -> dict[str, Any]:
     """Return the JSON object of `tiedattn transition`."""
     # alpha_l depends on which minimum is global, and that is not known without alpha_c.
     events = {
@@ -104,8 +104,8 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
     for kind in ("rs_shift", "rs_shift_stderr"):
         report[f"alpha_c_{kind}"] = events["alpha_c"].get(kind)
     main_ends = {branch: main_end(end_list) for branch, end_list in ends.items()}
-    report["spinodals"] = {branch: None if end is None else end.to_dict() for branch, end in main_ends.items()}
-    report["ends"] = {branch: [end.to_dict() for end in end_list] for branch, end_list in ends.items()}
+    report["spinodals"] = {branch: None if end is None else _end_report(end) for branch, end in main_ends.items()}
+    report["ends"] = {branch: [_end_report(end) for end in end_list] for branch, end_list in ends.items()}
     for kind in ("sensitivities", "sensitivities_stderr"):
         report[kind] = {name: _scalars(numbers.get(kind)) for name, numbers in events.items()}
     report["at_alpha_c"] = {b.branch: b.to_dict() for b in critical.branches}
@@ -113,23 +113,38 @@ def transition_report(critical: Transition, crossing: Transition, ends: dict[str
     return report
 
 
+def _end_report(end: Quantity) -> dict[str, Any]:
+    return {"alpha": float(end.alpha), "stderr": float(end.stderr)} | dict(end.labels)
+
+
 def _scalars(numbers: dict[str, Any] | None) -> dict[str, float] | None:
     """Keep the entries that are single numbers; these are the options of the command line."""
     return numbers and {name: value for name, value in numbers.items() if isinstance(value, float)}
 
 
-def main_end(ends: list[BranchEnd]) -> BranchEnd | None:
+def main_end(ends: list[Quantity]) -> Quantity | None:
     """Return the end next to the stable range: the highest lower end, else the lowest upper end; None without ends."""
     lower = [e for e in ends if e.side == "lower"]
     return max(lower, key=lambda e: e.alpha) if lower else min(ends, key=lambda e: e.alpha, default=None)
 
 
-def _end_lines(ends: dict[str, list[BranchEnd]], curves: list[Table]) -> list[str]:
+# Descriptions of the kinds of ends.
+_ENDS = {
+    "pitchfork": "ends at {where}: {order} falls continuously to zero",
+    "instability": "turns unstable towards {order} at {where}",
+    "fold": "ends at {where} with {order} finite",
+}
+
+
+def _end_lines(ends: dict[str, list[Quantity]], curves: list[Table]) -> list[str]:
     """Describe how the branches end, in one line for each end."""
     lines = []
     for curve in curves:
         end_list = ends[str(curve.question)]
-        lines += [f"{curve.question} branch, {end.describe().what}" for end in end_list]
+        for end in end_list:
+            where = f"alpha = {with_error(end.alpha, end.stderr)}"
+            sentence = _ENDS[end.kind].format(where=where, order=end.direction)
+            lines.append(f"{curve.question} branch, {end.side} end: {sentence}")
         if not end_list:
             range_text = f"{curve.at[0]:g} <= alpha <= {curve.at[-1]:g}"
             lines.append(f"{curve.question} branch: neither end nor loss of stability in {range_text}")

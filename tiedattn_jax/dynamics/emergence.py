@@ -45,8 +45,9 @@ from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
+from ..theory.quantities import Quantity
 from .flow import directions_of, encodings_on_directions, forces, integrated, needs_span, refined
-from .sgd import Crossing, first_crossing
+from .sgd import first_crossing
 
 MECHANISMS = "encodings", "teacher"
 _TOL = 1e-4  # error of the steps, relative to the variances, above which they do not resolve them
@@ -118,7 +119,7 @@ class Emergence(Replicated):
         end = indexed(self.mean, -1)
         return MECHANISMS[int(end.growth_teacher > end.growth_encodings)]
 
-    def time(self, mechanism: str, d: Any, share: Any = 0.1) -> Crossing:
+    def time(self, mechanism: str, d: Any, share: Any = 0.1) -> Quantity:
         """Return the time at which the projection of a typical run on a mechanism reaches a share of its size.
 
         In the linear equation the mean square of the projection over runs is the variance. The time at which it reaches
@@ -130,7 +131,7 @@ class Emergence(Replicated):
             share: share of tr R, between 0 and 1. The linear equation describes small shares.
 
         Returns:
-            A `Crossing`; its status is `absent` if the variance does not get there.
+            A `Quantity` with the name `t`; its status is `absent` if the variance does not get there.
 
         Raises:
             InputError: the mechanism has another name, d is not positive, or the share is not between 0 and 1.
@@ -148,7 +149,8 @@ class Emergence(Replicated):
 
         runs = self.replicates
         event = f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism
-        return Crossing.of_existing(jax.vmap(time)(runs.fluctuations, runs.rate), event=event)
+        times = jax.vmap(time)(runs.fluctuations, runs.rate)
+        return Quantity.of_existing(times, name="t", event=event, meaning="time in steps / d")
 
     plot = picture(
         "simulations.emergence_figure",

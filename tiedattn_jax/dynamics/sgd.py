@@ -159,7 +159,7 @@ class Trajectory(Replicated):
         """Whether the trajectory can be used: it is finite, and the steps resolve it."""
         return self.status <= Status.max_steps
 
-    def crossing(self, event: str | Callable[[Student], Any], value: Any = 0.0) -> Crossing:
+    def crossing(self, event: str | Callable[[Student], Any], value: Any = 0.0) -> Quantity:
         """Return the first time after the start at which a quantity becomes positive; it can be differentiated.
 
         Args:
@@ -169,7 +169,8 @@ class Trajectory(Replicated):
             value: the level of the last two events.
 
         Returns:
-            A `Crossing`; its status is `absent` if the event does not happen.
+            A `Quantity`, whose `t` is a mean over the replicates in which the event happens. Its status is `absent` if
+            the event does not happen in half of them.
 
         Raises:
             InputError: no event has this name.
@@ -190,7 +191,7 @@ class Trajectory(Replicated):
         for axis in [None, *[0] * (jnp.ndim(self.t) - 1)]:
             time = jax.vmap(time, (0, 0, axis))
         times = time(self.replicates.student, self.replicates.rate, self.t)
-        crossing = partial(Crossing.of_existing, event=name)
+        crossing = partial(Quantity.of_existing, name="t", event=name, meaning="time in steps / d")
         for _ in range(jnp.ndim(self.t) - 1):
             crossing = jax.vmap(crossing)
         return crossing(times)
@@ -220,30 +221,6 @@ class Trajectory(Replicated):
         return Description(what, self.status_name, rows, details)
 
     plot = picture("simulations.trajectory_figure", "order parameters and risk against time", "order", "loss")
-
-
-class Crossing(Quantity):
-    """The first time at which an event happens, in steps / d, with its error bar; it can be differentiated.
-
-    It is absent if the event does not happen in at least half of the replicates, and else a mean over those in which it
-    happens.
-
-    Attributes:
-        t: the time, which is `value`.
-        event: the event.
-    """
-
-    event: str = eqx.field(static=True, kw_only=True)
-
-    @property
-    def t(self) -> Float[StateArray, "*batch"]:
-        """The time, which is `value`."""
-        return self.value
-
-    def describe(self) -> Description:
-        if not self.ok:
-            return Description(self.event, "does not happen")
-        return Description(self.event, "", [("t", with_error(self.value, self.stderr), "steps / d")])
 
 
 def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:

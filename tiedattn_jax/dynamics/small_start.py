@@ -40,7 +40,7 @@ from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
-from ..theory.quantities import Threshold
+from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
 
 DIRECTIONS = "encodings", "teacher"
@@ -154,7 +154,7 @@ def small_start(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> SmallSta
     return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
 
 
-def _separation(direction: int, event: str, model: Model, nodes: AnyNodes = None) -> Threshold:
+def _separation(direction: int, event: str, model: Model, nodes: AnyNodes = None) -> Quantity:
     """Return the alpha above which encodings or teacher separate from the bulk; see `small_start`.
 
     Args:
@@ -168,10 +168,10 @@ def _separation(direction: int, event: str, model: Model, nodes: AnyNodes = None
     _check(model)
     rule, index = _rule(model, nodes), jnp.asarray(direction)
     meaning = f"{event} from the bulk of a small start"
-    return Threshold.of_model(lambda model: _alphas(model, rule, index), model, event=event, meaning=meaning)
+    return Quantity.of_model(lambda m: _alphas(m, rule, index), model, name="alpha", event=event, meaning=meaning)
 
 
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = {
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = {
     event: partial(_separation, direction, event)
     for direction, event in enumerate(("encodings separate", "teacher separates"))
 }

@@ -18,7 +18,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,9 +26,8 @@ from jaxtyping import Array, Float
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
-from ..base.arrays import GivenArray, Number, StateArray, indexed, spread_to
+from ..base.arrays import GivenArray, Number, indexed, spread_to
 from ..base.errors import InputError, require, require_choice, require_kind
-from ..base.report import Description, Row, with_error
 from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
@@ -37,9 +35,9 @@ from ..model.parameters import Parameter
 from ..theory.engine import run_one
 from ..theory.observables import gen_error_in
 from ..theory.paths import Failure, Path
-from ..theory.quantities import Quantity, numbers_by_name
+from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
-from ..theory.states import FixedPoint, State, states_table
+from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
 from .follow import check_top_level, ends_of, prepared
 from .locate import Guess, Search, Zero, event_number, find_zero, zero_path
@@ -47,9 +45,8 @@ from .places import Place, Walk, places_of, walk_path
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
 
-# Meanings of the places at which the error can be smallest.
+# Meanings of the places at which the error is smallest but not stationary.
 PLACES = {
-    "inside": "the test error is smallest there",
     "transition": "the global minimum changes its branch there, and the test error falls up to it and then jumps",
     "lower end": "no smallest error: it falls down to there, {end}",
     "upper end": "no smallest error: it falls up to there, {end}",
@@ -68,95 +65,6 @@ _MARGIN = 0.05
 _CLOSE = 1.0  # distance in x from a transition below which the losses of both branches are compared on all replicates
 
 
-class BestRidge(Quantity):
-    """The value of a number of the model, by default the ridge, at which the test error is smallest: a `Quantity`.
-
-    At the entry of the number itself, all sensitivities are zero. They are None if there is no state.
-
-    Attributes:
-        number: name of the number.
-        branch: the branch, or None for the global minimum of the training loss.
-        alpha: samples per dimension.
-        gen_error: the smallest test error. At a minimum its derivatives are those of the test error at a fixed value of
-            the number.
-        place: "inside" if the error is stationary at `value`; "transition" if it falls towards the value at which the
-            global minimum changes its branch, and jumps there, so that the smallest error is a limit; "lower end" or
-            "upper end" if it falls to the end of the `bracket`, or to the last value with a state; "nowhere" if there
-            is no state.
-        bracket: range of values that was searched.
-        states: the state at `value`; at a transition the second one is the state of the other branch, with the same
-            training loss and a larger error.
-    """
-
-    _: dataclasses.KW_ONLY
-    number: str = eqx.field(static=True)
-    branch: str | None = eqx.field(static=True)
-    alpha: Float[StateArray, ""]
-    gen_error: Quantity
-    place: str = eqx.field(static=True)
-    bracket: tuple[float, float] = eqx.field(static=True)
-    states: tuple[FixedPoint, ...] = ()
-
-    @property
-    def state(self) -> FixedPoint:
-        """The state at the best value.
-
-        Raises:
-            InputError: there is none.
-        """
-        if not self.states:
-            raise InputError("bracket", f"must contain a state, but {self.reason}")
-        return self.states[0]
-
-    @property
-    def reason(self) -> str:
-        """Why the error has no minimum at `value`, in one sentence; empty if it has one. Needs a concrete result."""
-        low, high = self.bracket
-        if self.place == "nowhere":
-            return f"there is no {self.branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
-        if not self.ok:
-            return f"the search near {self.number} = {float(self.value):.4g} did not settle: {self.status_name}"
-        at_end = bool(np.isclose(float(self.value), low if self.place == "lower end" else high))
-        end = "the end of the bracket" if at_end else "beyond which no state was found"
-        return PLACES[self.place].format(end=end) if self.place != "inside" else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all numbers, and the `FixedPoint.to_dict` of every state; valid JSON if all numbers are finite."""
-        error = self.gen_error
-        averages = {"gen_error": error, "by_alpha": self.by_alpha, "gen_error_by_alpha": error.by_alpha}
-        return {
-            "number": self.number,
-            "branch": self.branch,
-            "alpha": float(self.alpha),
-            **super().to_dict(),
-            **{name: None if a is None else float(a.value) for name, a in averages.items()},
-            **{f"{name}_stderr": None if a is None else float(a.stderr) for name, a in averages.items()},
-            **{f"gen_error_{name}": rates for name, rates in error.derivatives().items()},
-            "place": self.place,
-            "reason": self.reason,
-            "states": [state.to_dict() for state in self.states],
-        }
-
-    def describe(self) -> Description:
-        whose = f"{self.branch} branch" if self.branch else "global minimum"
-        title = f"best {self.number} of the {whose} at alpha = {float(self.alpha):g}"
-        if self.place == "nowhere":
-            return Description(title, f"not found, as {self.reason}")
-        end = self.reason or PLACES["inside"]
-        numbers: list[Row] = [
-            (self.number, with_error(self.value, self.stderr), end),
-            ("gen_error", with_error(self.gen_error.value, self.gen_error.stderr), "smallest test error"),
-        ]
-        rates: list[Row] = [
-            ("", f"d {self.number}", "d gen_error"),
-            ("d/dalpha", str(self.by_alpha), str(self.gen_error.by_alpha)),
-        ]
-        pair = (number.sensitivity_rows(numbers_by_name) for number in (self, self.gen_error))
-        rates += [(*row, error) for row, (_, error) in zip(*pair, strict=True) if row[0] != f"d/d{self.number}"]
-        tables = [("", rates), ("", states_table(self.states, "branch"))]
-        return Description(title, self.status_name, numbers, tables=tables)
-
-
 def best_ridge(
     model: Model,
     alpha: Number,
@@ -166,7 +74,7 @@ def best_ridge(
     number: str = "lam",
     bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
-) -> BestRidge:
+) -> Quantity:
     """Find the ridge, or the value of another number of the model, at which the test error is smallest.
 
     The error is that of a branch, or that of the global minimum of the training loss. This is the positional or the
@@ -177,6 +85,13 @@ def best_ridge(
 
     The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
     that are narrower than this can be missed.
+
+    The result has `gen_error`, the smallest test error; at a minimum its derivatives are those at a fixed value of the
+    number. Its `branches` are the state at the value and, at a transition, that of the other branch, with the same
+    training loss and a larger error. Its `place` is "inside" if the error is stationary; "transition"; "lower end" or
+    "upper end" if the error falls to the end of the `bracket`, or to the last value with a state; "nowhere" if there is
+    no state. `note` says in words why the error has no minimum. The derivatives are None if there is no state, and zero
+    at the entry of the number itself.
 
     Args:
         model: attention layer and data. The value of the number is where the walk begins.
@@ -402,26 +317,44 @@ def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (values, value_rates), (error.value + by_x * step, error_rates)
 
 
-def best_of(task: Task, optimum: Optimum | Failure | None) -> BestRidge:
+def best_of(task: Task, optimum: Optimum | Failure | None) -> Quantity:
     """Convert what `best_path` returned to a result that is differentiable in the model and alpha of the task."""
     search, alpha = task.search, task.search.alpha
     assert alpha is not None
     branch = None if task.branches == PAIR else task.branches[0]
-    fields: dict[str, Any] = {"number": search.number.name, "branch": branch, "bracket": task.bracket}
-    fields["alpha"] = lax.stop_gradient(alpha)
+    number, fixed_alpha = search.number.name, lax.stop_gradient(alpha)
+    status, place, note = int(Status.absent), "nowhere", ""
+    states: tuple[FixedPoint, ...] = ()
     if optimum is None or isinstance(optimum, Failure):
-        status = Status.absent if optimum is None else Status.nonfinite
-        nothing = Quantity.of(jnp.full((1,), jnp.nan, search.model.lam.dtype), status=status)
-        return BestRidge(**vars(nothing), gen_error=nothing, place="nowhere", **fields)
-    at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.value)
-    states = tuple(
-        FixedPoint(at_value, fields["alpha"], jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
+        status = status if optimum is None else int(Status.nonfinite)
+        result = smallest = Quantity.of(jnp.full((1,), jnp.nan, search.model.lam.dtype), status=status)
+        low, high = task.bracket
+        note = f"there is no {branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
+    else:
+        place = optimum.kind
+        at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.value)
+        states = tuple(
+            FixedPoint(at_value, fixed_alpha, jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
+        )
+        worst = max(int(state.status) for state in states)
+        status = worst if optimum.zero.converged else max(worst, int(Status.max_steps))
+        result, smallest = (
+            Quantity.of(values, rates, (search.model, alpha), status=status)
+            for values, rates in jax.tree.map(jnp.asarray, numbers_of(optimum))
+        )
+        if status > Status.stalled:
+            note = f"the search near {number} = {optimum.value:.4g} did not settle: {Status.name_of(status)}"
+        elif place != "inside":
+            at_end = bool(np.isclose(optimum.value, task.bracket[place == "upper end"]))
+            end = "the end of the bracket" if at_end else "beyond which no state was found"
+            note = PLACES[place].format(end=end)
+    return dataclasses.replace(
+        result,
+        branches=states,
+        further={"gen_error": smallest, "alpha": fixed_alpha},
+        name=number,
+        event=f"best {number}",
+        meaning=f"the test error of the {f'{branch} branch' if branch else 'global minimum'} is smallest there",
+        note=note,
+        labels=(("branch", branch), ("place", place), ("bracket", task.bracket)),
     )
-    worst = max(int(state.status) for state in states)
-    outcome = worst if optimum.zero.converged else max(worst, int(Status.max_steps))
-    setting = search.model, alpha
-    number, smallest = (
-        Quantity.of(values, rates, setting, status=outcome)
-        for values, rates in jax.tree.map(jnp.asarray, numbers_of(optimum))
-    )
-    return BestRidge(**vars(number), gen_error=smallest, place=optimum.kind, states=states, **fields)

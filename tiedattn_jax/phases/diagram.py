@@ -19,8 +19,9 @@ from ..base.files import Tabular
 from ..base.report import Description, with_error
 from ..base.results import Result, Status, error_bar, quorum
 from ..model.overlaps import PAIR
+from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint, State
-from .events import ALPHA_L, Transition, baseline_branch
+from .events import ALPHA_L, as_event, baseline_branch
 from .questions import numbers_of_states
 from .table import ORDER_AXES, Missing, Table, dataset, entries_by_name
 
@@ -363,7 +364,7 @@ def _events(
     nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), jnp.asarray(0)
     numbers: Any = zip(map(np.asarray, alphas), map(np.asarray, bars), strict=True)  # jax would round in float32
     cells = [
-        Transition(alpha, bar, converged, event=event) if np.isfinite(alpha) else nowhere for alpha, bar in numbers
+        as_event(Quantity(alpha, bar, converged), event) if np.isfinite(alpha) else nowhere for alpha, bar in numbers
     ]
     return Table.of_event(event, name, values, cells, np.full(len(values), np.nan))
 

@@ -5,25 +5,25 @@ An event is a zero of a number that is computed from one or two states; see `loc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Real
 
 from ..averages.rules import Replicate
 from ..base.arrays import AnyArray, StateArray
 from ..base.errors import InputError, require_choice
-from ..base.report import Description, picture, with_error
 from ..base.results import Average, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
-from ..model.parameters import arrays_of, scalar_parameters
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.quantities import Quantity
-from ..theory.states import FixedPoint, states_table
+from ..theory.states import FixedPoint
 
 Observable = Callable[[Model, Float[Array, ""], Overlaps, Replicate, Float[Array, " 2"]], Float[Array, ""]]
 
@@ -141,99 +141,54 @@ def event_of(name: str, model: Model) -> Event:
     return EVENTS[name]
 
 
-class Transition(Quantity):
-    """An event in alpha: a `Quantity` whose value is the alpha.
+def as_event(number: Quantity, event: str, branches: tuple[FixedPoint, ...] = ()) -> Quantity:
+    """Return a number as the alpha of an event, with what follows from the states that define it.
 
-    If no event was found, `alpha`, its derivatives and its error bars are NaN, and `ended_at` is the alpha where the
-    search ended. The status is then `absent` if there is no event where the search looked. If a branch was not settled
-    there, the question is open: the status is that of the branch. See `reason`.
+    If no event was found, all numbers are NaN but `ended_at`, the alpha where the search ended. The status is then
+    `absent` if there is no event where the search looked. If a branch was not settled there, the question is open: the
+    status is that of the branch. At alpha_c, `rs_shift` estimates the shift by one step of replica symmetry breaking.
 
-    Attributes:
-        branches: the states at `alpha` that define the event, or those at `ended_at`.
+    Args:
         event: name in `EVENTS`, or "alpha_l".
+        branches: the states at the alpha, or those where the search ended.
     """
+    fixed = lax.stop_gradient(number)
+    last = float(branches[0].alpha) if branches else np.nan
+    further: dict[str, Any] = {"ended_at": np.asarray(last if np.isnan(fixed.value) else np.nan)}
+    if event == "alpha_c" and len(branches) == len(PAIR):
+        further["rs_shift"] = rs_shift(*branches)
+    missing = fixed.status == Status.absent or not np.isfinite(fixed.value)
+    meaning = EVENTS[event].meaning if event in EVENTS else _ALPHA_L_MEANING
+    note = _why_not_found(branches) if missing else ""
+    words: dict[str, Any] = {"name": "alpha", "event": event, "meaning": meaning, "note": note}
+    return dataclasses.replace(number, branches=branches, further=further, **words)
 
-    branches: tuple[FixedPoint, ...] = ()
-    event: str = eqx.field(static=True, default="alpha_c")
 
-    @property
-    def alpha(self) -> Float[StateArray, "*batch"]:
-        """Alpha of the event: mean over the replicates of the averages."""
-        return self.value
+def rs_shift(positional: FixedPoint, semantic: FixedPoint) -> Average:
+    """Return the estimated shift of alpha_c by one step of replica symmetry breaking.
 
-    @property
-    def rs_shift(self) -> Average:
-        """Estimated shift of alpha_c by one step of replica symmetry breaking; NaN for other events.
+    It is minus the difference of the branches' `Diagnostics.rs_error` over the slope in alpha of the difference of
+    their losses. It has no derivatives.
+    """
+    a, b = positional.replicates, semantic.replicates
+    lift = a.diagnostics.rs_error - b.diagnostics.rs_error
+    slope = a.train_loss_partials[1] - b.train_loss_partials[1]
+    shifts = jnp.where(a.has_state & b.has_state, -lift / slope, jnp.nan)
+    return Average(jnp.nanmean(shifts), error_bar(shifts))
 
-        It is minus the difference of the branches' `Diagnostics.rs_error` over the slope in alpha of the difference of
-        their losses. It has no derivatives.
-        """
-        if self.event != "alpha_c" or len(self.branches) != len(PAIR):
-            nan = jnp.full_like(self.alpha, jnp.nan)
-            return Average(nan, nan)
-        a, b = (branch.replicates for branch in self.branches)
-        lift = a.diagnostics.rs_error - b.diagnostics.rs_error
-        slope = a.train_loss_partials[1] - b.train_loss_partials[1]
-        shifts, usable = -lift / slope, a.has_state & b.has_state
-        per_replicate = jnp.moveaxis(jnp.where(usable, shifts, jnp.nan), -1, 0)
-        return Average(jnp.mean(shifts, -1, where=usable), error_bar(per_replicate))
 
-    @property
-    def ended_at(self) -> Float[Array, "*batch"]:
-        """The alpha where a search that found no event ended; NaN if it found one, or solved no state."""
-        last = self.branches[0].alpha if self.branches else jnp.nan
-        return jnp.where(jnp.isnan(self.alpha), last, jnp.nan)
-
-    @property
-    def reason(self) -> str:
-        """Why the event was not found, in one sentence; empty if it was found. Needs a concrete result."""
-        if self.status != Status.absent and jnp.isfinite(self.alpha):
-            return ""
-        if not self.branches:
-            return "there is none near the start"
-        where = f"at alpha = {self.branches[0].alpha:.4g}, where the search ended"
-        missing_states = [state for state in self.branches if not state.exists]
-        for state in missing_states:
-            if state.status != Status.absent:
-                return f"the {state.branch} branch was not settled {where}: {state.status_name}"
-        if missing_states:
-            return f"there is {' and '.join(f'no {state.branch} branch' for state in missing_states)} {where}"
-        if len(self.branches) == len(PAIR):
-            lower = min(self.branches, key=lambda state: float(state.train_loss))
-            return f"the losses do not cross in the range: that of the {lower.branch} branch is lower {where}"
-        return f"nothing changes in the range, up to the state {where}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all numbers and the `FixedPoint.to_dict` of every branch; valid JSON if all numbers are finite."""
-        shift = self.rs_shift
-        return {
-            "event": self.event,
-            "alpha": float(self.alpha),
-            "stderr": float(self.stderr),
-            "ended_at": float(self.ended_at),
-            "rs_shift": float(shift.value),
-            "rs_shift_stderr": float(shift.stderr),
-            **self.derivatives(),
-            "branches": [branch.to_dict() for branch in self.branches],
-            "status": self.status_name,
-            "reason": self.reason,
-        }
-
-    plot = picture(
-        "diagrams.transition_figure",
-        "the losses that cross, and how far each number moves the event",
-        "losses",
-        "sensitivities",
-    )
-
-    def describe(self) -> Description:
-        meaning = EVENTS[self.event].meaning if self.event in EVENTS else _ALPHA_L_MEANING
-        if reason := self.reason:
-            return Description(f"{self.event}, where {meaning}", f"not found, as {reason}")
-        numbers, details = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
-        shift, text = self.rs_shift, f"estimated shift by replica symmetry breaking: add it to {self.event}"
-        if jnp.isfinite(shift.value):
-            details += [("rs_shift", with_error(shift.value, shift.stderr), text)]
-        tables = [(f"{meaning}; the states there:", states_table(self.branches, "branch"))]
-        headline = f"{self.event} = {with_error(self.alpha, self.stderr)}"
-        return Description(headline, self.status_name, numbers, details, tables)
+def _why_not_found(branches: Sequence[FixedPoint]) -> str:
+    """Return why an event was not found, in one sentence, from the states where the search ended."""
+    if not branches:
+        return "there is none near the start"
+    where = f"at alpha = {branches[0].alpha:.4g}, where the search ended"
+    missing_states = [state for state in branches if not state.exists]
+    for state in missing_states:
+        if state.status != Status.absent:
+            return f"the {state.branch} branch was not settled {where}: {state.status_name}"
+    if missing_states:
+        return f"there is {' and '.join(f'no {state.branch} branch' for state in missing_states)} {where}"
+    if len(branches) == len(PAIR):
+        lower = min(branches, key=lambda state: float(state.train_loss))
+        return f"the losses do not cross in the range: that of the {lower.branch} branch is lower {where}"
+    return f"nothing changes in the range, up to the state {where}"

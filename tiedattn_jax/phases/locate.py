@@ -37,10 +37,11 @@ from ..model.overlaps import Overlaps, branch_of
 from ..model.parameters import Parameter
 from ..theory.equations import Equations
 from ..theory.paths import Call, Path
+from ..theory.quantities import Quantity
 from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near
-from .events import Event, Observable, Transition
+from .events import Event, Observable, as_event
 from .follow import walk
 from .secant import Secant, zero_between
 from .table import Table
@@ -117,8 +118,8 @@ class Guess(NamedTuple):
     reach: float = np.inf
 
 
-# Start of a search: a guess, states at one alpha (such as `Transition.branches`), or curves of the branches, which are
-# tables of their states along alpha.
+# Start of a search: a guess, states at one alpha (such as the `branches` of a transition), or curves of the branches,
+# which are tables of their states along alpha.
 Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Table]
 
 
@@ -427,11 +428,11 @@ def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Arra
     return equations.fold_gradient(x)
 
 
-def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
+def transition_of(event: Event, model: Model, zero: Zero | None) -> Quantity:
     """Convert a `Zero`, None if there is no fold, to a result that is differentiable in `model`, that of the caller."""
     if zero is None:
         nan = jnp.full((1,), jnp.nan, model.lam.dtype)
-        return Transition.of(nan, status=Status.absent, event=event.name)
+        return as_event(Quantity.of(nan, status=Status.absent), event.name)
     zero = jax.tree.map(jnp.asarray, zero)
     roots = zero.at - zero.value / (zero.slope if zero.rates is None else zero.slopes)
     rates = None if zero.rates is None else root_rates(zero.rates, zero.slopes)
@@ -443,7 +444,7 @@ def transition_of(event: Event, model: Model, zero: Zero | None) -> Transition:
     failure_status = jnp.where(jnp.any(is_unsettled), jnp.max(jnp.where(is_unsettled, status, 0)), Status.absent)
     status = jnp.where(zero.converged, worst, failure_status)
     known = jnp.asarray(zero.converged)
-    return Transition.of(roots, rates, model, status=status, known=known, branches=states, event=event.name)
+    return as_event(Quantity.of(roots, rates, model, status=status, known=known), event.name, states)
 
 
 @eqx.filter_jit

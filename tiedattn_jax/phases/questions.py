@@ -119,9 +119,9 @@ def _meets(a: Any, b: Any) -> list[tuple[float, float]]:
 
 
 def _best(cell: Any, question: str | None) -> dict[str, Column]:
-    error, branch = cell.gen_error, str(cell.state.branch) if cell.states else ""
+    error, branch = cell.gen_error, str(cell.state.branch) if cell.branches else ""
     numbers = {
-        cell.number: (float(cell.value), float(cell.stderr)),
+        cell.name: (float(cell.value), float(cell.stderr)),
         "gen_error": (float(error.value), float(error.stderr)),
     }
     return {**numbers, "branch": (branch, None), "place": (cell.place, None)}
@@ -181,7 +181,9 @@ _EVENT = Question(
 )
 _QUESTIONS = {
     **dict.fromkeys(BRANCHES, _STATES),
-    BEST: Question("value", _best, lambda cell: bool(cell.states), ("best_figure", "map_figure"), headline=_best_words),
+    BEST: Question(
+        "value", _best, lambda cell: bool(cell.branches), ("best_figure", "map_figure"), headline=_best_words
+    ),
     LANDSCAPE: Question(
         "label", _risks, lambda cell: bool(cell.ok), ("table_figure", "landscape_figure"), summary=_count_labels
     ),

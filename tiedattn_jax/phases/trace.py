@@ -14,7 +14,8 @@ from ..base.results import Settings
 from ..model.model import Model
 from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path
-from .events import ALPHA_L, Event, Transition, baseline_branch, event_of
+from ..theory.quantities import Quantity
+from .events import ALPHA_L, Event, baseline_branch, event_of
 from .follow import Progress, WarmStart, predict, update
 from .locate import SEARCH, Guess, Search, Start, Zero, event_path, guess_among, guess_of, transition_of
 from .table import Missing, Table
@@ -93,7 +94,7 @@ class _Tracer:
     def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
         self.event, self.model, self.parameter = event, model, parameter
         self.nodes, self.settings, self.exact = nodes, settings, exact
-        self.cells: list[Transition | Missing] = []
+        self.cells: list[Quantity | Missing] = []
         self.slopes: list[float] = []  # d alpha / d value; NaN where it is not known exactly
         self.known: list[tuple[float, float, float]] = []  # value, alpha and slope of the points that were found
 

@@ -14,16 +14,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
-import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
-from ..base.report import Description, Printed, with_error
 from ..base.results import Settings, Status
 from ..bayes import thresholds
 from ..dynamics import small_start
@@ -31,9 +29,9 @@ from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
 from ..theory.engine import run_one
 from ..theory.paths import Path
-from ..theory.quantities import Threshold
+from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
-from .events import ALPHA_L, EVENTS, Transition, event_of
+from .events import ALPHA_L, EVENTS, as_event, event_of
 from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared
 from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .table import Table
@@ -54,7 +52,7 @@ def critical_alpha(
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
     settings: Settings | None = None,
-) -> Transition:
+) -> Quantity:
     """Find the sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
     The global minimum is positional below alpha_c and semantic above it. `jax.grad` of this function works (first
@@ -73,7 +71,7 @@ def critical_alpha(
         settings: tolerances; by default `Settings()`.
 
     Returns:
-        A `Transition` with both branches at alpha_c. If no crossing lies in the bracket, its status is `absent`,
+        A `Quantity` with both branches at alpha_c. If no crossing lies in the bracket, its status is `absent`,
         `alpha` is NaN, `ended_at` is the end of the bracket beyond which the crossing would lie, and `reason` says what
         was found there.
 
@@ -87,13 +85,13 @@ def critical_alpha(
 
 def linear_crossing(
     model: Model,
-    transition: Transition | None = None,
+    transition: Quantity | None = None,
     nodes: AnyNodes = None,
     *,
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
     settings: Settings | None = None,
-) -> Transition:
+) -> Quantity:
     """Find the sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
 
     There are three cases. If the positional state beats the baseline at alpha_c, alpha_l lies on the positional branch
@@ -110,7 +108,7 @@ def linear_crossing(
             By default the bracket is searched on the coarse replicate.
 
     Returns:
-        A `Transition` with the branch that crosses the baseline. If alpha_c was not found, the `transition` itself,
+        A `Quantity` with the branch that crosses the baseline. If alpha_c was not found, the `transition` itself,
         renamed to alpha_l.
 
     Raises:
@@ -120,7 +118,7 @@ def linear_crossing(
     event_of("semantic baseline", search.model)  # the model must have a target
     if transition is None:
         transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends)))
-    require_kind(transition, "transition", Transition, "the result of critical_alpha")
+    require_kind(transition, "transition", Quantity, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     return run_one(_alpha_l(model, transition, search, ends, start))
 
@@ -133,7 +131,7 @@ def find_event(
     start: Start,
     settings: Settings | None = None,
     sensitivities: bool = True,
-) -> Transition:
+) -> Quantity:
     """Find an event near a guess, with its exact derivatives in every number of the model.
 
     Args:
@@ -147,7 +145,7 @@ def find_event(
             in alpha. Otherwise the secant method finds the event, with less to compile.
 
     Returns:
-        A `Transition`; status `absent` when there is no such event near the start.
+        A `Quantity`; status `absent` when there is no such event near the start.
 
     Raises:
         InputError: the event is unknown, or the start does not belong to it.
@@ -161,54 +159,9 @@ def find_event(
     return transition_of(definition, model, run_one(event_path(definition, search, guess, exact=exact)))
 
 
-# Descriptions of the kinds of ends.
-_ENDS = {
-    "pitchfork": "ends at {where}: {order} falls continuously to zero",
-    "instability": "turns unstable towards {order} at {where}",
-    "fold": "ends at {where} with {order} finite",
-}
-
-
-class BranchEnd(Printed):
-    """End of a branch in alpha, or the point where it loses its stability.
-
-    Attributes:
-        transition: the place, with its sensitivities if they were requested. If continuation did not find a fold, this
-            is the middle between the neighbouring points, its error bar is half their distance, and its status is
-            `max_steps`.
-        kind: "pitchfork" (the order parameter falls continuously to zero), "instability" (the other order parameter
-            starts to grow), or "fold" (the solution is lost at a finite order parameter).
-        direction: the order parameter concerned, "m" or "theta".
-        side: "lower" or "upper" end of the stable range.
-    """
-
-    transition: Transition
-    kind: str = eqx.field(static=True)
-    direction: str = eqx.field(static=True)
-    side: str = eqx.field(static=True)
-
-    @property
-    def alpha(self) -> float:
-        """Alpha of the end."""
-        return float(self.transition.alpha)
-
-    @property
-    def stderr(self) -> float:
-        """Error bar of `alpha`."""
-        return float(self.transition.stderr)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields, ready for JSON."""
-        return {name: getattr(self, name) for name in ("alpha", "stderr", "kind", "direction", "side")}
-
-    def describe(self) -> Description:
-        sentence = _ENDS[self.kind].format(where=f"alpha = {with_error(self.alpha, self.stderr)}", order=self.direction)
-        return Description(f"{self.side} end: {sentence}")
-
-
 def branch_ends(
     curve: Table, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
-) -> list[BranchEnd]:
+) -> list[Quantity]:
     """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
 
     A branch disappears in one of two ways. It ends in a pitchfork where its own order parameter starts to grow on the
@@ -216,6 +169,12 @@ def branch_ends(
     locates. A branch turns unstable where the other order parameter starts to grow on it. The growth is an eigenvalue
     of the linearised map; it uses the score function of the Gaussian fields and thus stays exact when the proximal
     operator jumps.
+
+    Every end is the `Quantity` of an event with labels: `kind` "pitchfork" (the order parameter falls continuously to
+    zero), "instability" (the other order parameter starts to grow), or "fold" (the solution is lost at a finite order
+    parameter); `direction`, the order parameter concerned, "m" or "theta"; `side`, the "lower" or "upper" end of the
+    stable range. A fold that continuation did not find is the middle between the neighbouring points, its error bar is
+    half their distance, and its status is `max_steps`.
 
     Args:
         curve: the positional or the semantic branch.
@@ -240,7 +199,7 @@ def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Searc
 
 
 def transition_path(event: str, search: Search) -> Path:
-    """Path that finds an event of a model about which nothing is known; returns a `Transition`.
+    """Path that finds an event of a model about which nothing is known; returns a `Quantity`.
 
     Args:
         event: a name in `EVENTS`, or "alpha_l".
@@ -263,9 +222,9 @@ def _alpha_c(search: Search, bracket: tuple[float, float], guess: Guess | None =
 
 
 def _alpha_l(
-    model: Model, critical: Transition, search: Search, bracket: tuple[float, float], start: Start | None = None
+    model: Model, critical: Quantity, search: Search, bracket: tuple[float, float], start: Start | None = None
 ) -> Path:
-    """Path of `linear_crossing`; returns a `Transition`.
+    """Path of `linear_crossing`; returns a `Quantity`.
 
     If alpha_l equals alpha_c, all numbers but the state are those of alpha_c. The semantic state at alpha_c beats the
     baseline already, so the search on its branch ends there, and only serves to solve this state.
@@ -276,7 +235,7 @@ def _alpha_l(
     """
     fixed = lax.stop_gradient(critical)
     if not fixed.ok:  # without alpha_c, the global minimum is unknown
-        return dataclasses.replace(critical, event=ALPHA_L)
+        return as_event(critical, ALPHA_L, critical.branches)
     early, late = (bool(b.gen_error < b.gen_error_linear) for b in fixed.branches)
     alpha, branch = float(fixed.alpha), 0 if early else 1
     event = EVENTS[f"{PAIR[branch]} baseline"]
@@ -287,7 +246,7 @@ def _alpha_l(
     # The state has no branch name, whichever branch it is.
     crossing = transition_of(event._replace(branches=(None,)), model, zero)
     numbers = critical if late and not early else crossing
-    return dataclasses.replace(numbers, branches=crossing.branches, event=ALPHA_L)
+    return as_event(numbers, ALPHA_L, crossing.branches)
 
 
 class _Ends:
@@ -313,11 +272,11 @@ class _Ends:
         return sorted((end for group in ends for end in group), key=lambda end: end.alpha)
 
     def instability(self, guess: Guess, side: str) -> Path:
-        """Path that finds where the other order parameter starts to grow; returns a list of one `BranchEnd`."""
+        """Path that finds where the other order parameter starts to grow; returns a list of one end."""
         transition = yield from self.find_event("instability", guess)
         if not jnp.isfinite(transition.alpha):
             transition = _between(transition, float(guess.low), float(guess.high))
-        return [BranchEnd(transition, "instability", self.other_order, side)]
+        return [_end(transition, "instability", self.other_order, side)]
 
     def find_event(self, kind: str, guess: Guess) -> Path:
         event = EVENTS[f"{self.name} {kind}"]
@@ -338,8 +297,8 @@ class _Ends:
             fold = yield from self.fold(state, absent_point)
             outward = 1 if side == "upper" else -1
             if fork is None or outward * (fold.alpha - fork.alpha) > 3 * np.hypot(fold.stderr, fork.stderr):
-                return [BranchEnd(fold, "fold", self.order, side)]
-        ends = [BranchEnd(fork, "pitchfork", self.order, side)]
+                return [_end(fold, "fold", self.order, side)]
+        ends = [_end(fork, "pitchfork", self.order, side)]
         # At the pitchfork the branch coincides with the uninformed state and is as unstable.
         nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=state)
         if self.growth(nearest, self.other_order) < 1 < self.growth(outer, self.other_order):
@@ -370,18 +329,22 @@ class _Ends:
         return float(jnp.max(jnp.abs(getattr(point.overlaps, self.order))))
 
 
-def _between(transition: Transition, low: float, high: float) -> Transition:
+def _end(transition: Quantity, kind: str, direction: str, side: str) -> Quantity:
+    """Return an event as the end of a branch."""
+    return dataclasses.replace(transition, labels=(("kind", kind), ("direction", direction), ("side", side)))
+
+
+def _between(transition: Quantity, low: float, high: float) -> Quantity:
     """Return an event that lies between two alphas but was not located; half of their distance is its error bar."""
     middle, margin, status = 0.5 * (low + high), 0.5 * (high - low), int(Status.max_steps)
-    return dataclasses.replace(
-        transition, value=jnp.array(middle), stderr=jnp.array(margin), status=jnp.asarray(status)
-    )
+    numbers = {"value": middle, "stderr": margin, "status": status}
+    return dataclasses.replace(transition, **jax.tree.map(jnp.asarray, numbers), further={}, note="")
 
 
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Threshold]] = thresholds.THRESHOLDS | small_start.THRESHOLDS
+THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = thresholds.THRESHOLDS | small_start.THRESHOLDS
 
 
-def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Threshold:
+def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Quantity:
     """Return a threshold in alpha with its error bar and its derivatives in the numbers of the model.
 
     "weak_recovery": below it the labels say nothing of the teacher's direction, even to an optimal learner.
@@ -398,7 +361,7 @@ def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Threshold:
         nodes: averages as in `bayes` or `small_start`; perfect recovery needs none.
 
     Returns:
-        A `Threshold`; its status is `absent` if there is none.
+        A `Quantity`; its status is `absent` if there is none.
 
     Raises:
         InputError: no threshold has this name; or as in `bayes` or `small_start`.

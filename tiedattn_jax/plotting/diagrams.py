@@ -239,21 +239,22 @@ def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
 
 
 def transition_figure(transition: Any, ax: Target = None) -> Any:
-    """Plot an event in alpha: the training losses that cross there, and how every number of the model moves it.
+    """Plot an event in alpha: the losses that cross there, and how each number of the model moves it.
 
     If the event compares two states, the left panel shows the tangents of their training losses minus the loss at which
     they cross. If the transition has sensitivities, the right panel shows the relative ones, ``(p / alpha) d alpha / d
     p``, with bars of two error bars. Numbers p that are zero or do not move the event are left out.
 
     Args:
-        transition: `phases.events.Transition`.
+        transition: `theory.quantities.Quantity`.
         ax: axes for the panels "losses" and "sensitivities", those of them that there are; see `style.panels`.
     """
-    alpha, bar, points = float(transition.alpha), float(transition.stderr), transition.branches
+    alpha, bar, points = float(transition.value), float(transition.stderr), transition.branches
+    points = tuple(point for point in points if hasattr(point.replicates, "train_loss_partials"))
     symbol = SYMBOLS.get(transition.event, r"$\alpha$")
     event = "" if transition.event in SYMBOLS else f"{transition.event}: "
-    rows = _relative(transition) if transition.sensitivities is not None else []
-    crossing = len(points) == 2
+    rows = _relative(transition) if transition.sensitivities is not None and points else []
+    crossing = transition.event == "alpha_c" and len(points) == 2
     parts = {"losses": f"{LOSS} minus that at {symbol}"} if crossing else {}
     parts |= {"sensitivities": "number $p$ of the model"} if rows else {}
     parts = parts or {"losses": ""}
@@ -289,7 +290,7 @@ def _relative(transition: Any) -> list[tuple[str, float, float]]:
             continue  # not a number but a part of the model's structure
         slopes, bars = (getattr(t, name) for t in (transition.sensitivities, transition.sensitivities_stderr))
         for index in np.ndindex(np.shape(value)):
-            ratio, entry = float(value[index]) / float(transition.alpha), ",".join(map(str, index))
+            ratio, entry = float(value[index]) / float(transition.value), ",".join(map(str, index))
             slope, bar = float(slopes[index]) * ratio, abs(float(bars[index]) * ratio)
             if slope:
                 label = SYMBOLS.get(name, name) + (f"[{entry}]" if entry else "")

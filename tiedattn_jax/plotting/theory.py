@@ -53,9 +53,9 @@ def branch_figure(
 
     Args:
         curves: tables of states along the same axis, one for each branch.
-        alpha_c, alpha_l: `phases.events.Transition` to mark; one that was not found is left out.
+        alpha_c, alpha_l: `theory.quantities.Quantity` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
-        recoveries: its thresholds to mark beside its error, `theory.quantities.Threshold`.
+        recoveries: its thresholds to mark beside its error, `theory.quantities.Quantity`.
         ax: axes for the panels "order", "train_loss" and "gen_error", see `style.panels`.
     """
     labels = {"order": ORDERS, "train_loss": LOSS, "gen_error": ERROR}
@@ -268,7 +268,7 @@ def optimal_figure(
 
     Args:
         points: `bayes.fixed_points.BayesPoint` under `vmap` along alpha.
-        recoveries: thresholds to mark, `theory.quantities.Threshold`.
+        recoveries: thresholds to mark, `theory.quantities.Quantity`.
         spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
         ax: axes for the panels "overlap" and "gen_error", see `style.panels`.
 

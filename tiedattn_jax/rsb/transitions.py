@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -15,88 +14,31 @@ from jaxtyping import Array, Float
 from ..averages.rules import REPLICATES
 from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
-from ..base.report import Description, with_error
 from ..base.results import Average, Settings, error_bar
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
-from ..model.parameters import scalar_parameters
-from ..phases.events import ALPHA_L, EVENTS, Transition, baseline_branch
+from ..phases.events import ALPHA_L, EVENTS, as_event, baseline_branch
 from ..phases.locate import Search, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
-from ..theory.quantities import Quantity, numbers_by_name, with_sensitivities
+from ..theory.quantities import Quantity, with_sensitivities
 from ..theory.solve import solve_checked
 from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
 
-class OneRSBTransition(Quantity):
-    """alpha_c or alpha_l with one step of replica symmetry breaking (1RSB), and its replica-symmetric (RS) value.
-
-    The number is alpha with 1RSB. Its error bar is that of the averages; it does not cover the effect of further steps
-    of breaking. Its status is the worst of the RS transition and of the 1RSB states.
-
-    Attributes:
-        rs: the RS transition.
-        shift: 1RSB minus RS transition, both on the same averages.
-        branches: the 1RSB ground states that define the transition. Those of alpha_c are solved at the RS alpha_c, that
-            of alpha_l at the 1RSB alpha_l.
-    """
-
-    rs: Transition = eqx.field(kw_only=True)
-    shift: Average = eqx.field(kw_only=True)
-    branches: tuple[OneRSBPoint, ...] = eqx.field(kw_only=True)
-
-    @property
-    def alpha(self) -> Float[Array, ""]:
-        """Transition with 1RSB; the same as `value`."""
-        return self.value
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the transition in both theories, its derivatives, the shift and the states, ready for JSON."""
-        rs: Any = self.rs
-        return {
-            rs.event: float(self.alpha),
-            f"{rs.event}_stderr": float(self.stderr),
-            f"{rs.event}_rs": float(rs.alpha),
-            f"{rs.event}_rs_stderr": float(rs.stderr),
-            "shift": float(self.shift.value),
-            "shift_stderr": float(self.shift.stderr),
-            **self.derivatives(),
-            "sensitivities_rs": numbers_by_name(rs.sensitivities),
-            "sensitivities_rs_stderr": numbers_by_name(rs.sensitivities_stderr),
-            "status": self.status_name,
-            "branches": {b.branch: b.to_dict() for b in self.branches},
-        }
-
-    def describe(self) -> Description:
-        elevations = [
-            (f"elevation, {b.branch}", with_error(b.elevation, b.stderr.elevation), "of the loss above the RS state's")
-            for b in self.branches
-        ]
-        rs: Any = self.rs
-        rates, rs_rates = (each.sensitivity_rows(scalar_parameters) for each in (self, rs))
-        numbers = [
-            (rs.event, with_error(self.alpha, self.stderr), "with one step of replica symmetry breaking"),
-            (f"{rs.event}, RS", with_error(rs.alpha, rs.stderr), "of the replica-symmetric theory"),
-            ("shift", str(self.shift), "between them"),
-            *((*row, f"RS: {rs_rate}") for row, (_, rs_rate) in zip(rates, rs_rates, strict=True)),
-        ]
-        return Description("transition with 1RSB", self.status_name, numbers, elevations)
-
-
 def transition_1rsb(
     model: Model,
     event: str = "alpha_c",
-    transition: Transition | None = None,
+    transition: Quantity | None = None,
     *,
     order: int = ORDER,
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> OneRSBTransition:
+) -> Quantity:
     """Compute a transition with one step of replica symmetry breaking, and its shift from the RS value.
 
     At alpha_c the losses of the two branches cross. The 1RSB ground states of both branches are solved at the RS
@@ -109,6 +51,11 @@ def transition_1rsb(
     branch or at alpha_c itself; see `linear_crossing`. On a branch, two steps of Newton's method find it, the first
     with the RS slope, and the implicit function theorem gives its sensitivities. The shift is the difference to the RS
     alpha_l on the same lines.
+
+    The error bar of the result is that of the averages; it does not cover the effect of further steps of breaking. Its
+    status is the worst of the RS transition and of the 1RSB states, its `branches`. Those of alpha_c are solved at the
+    RS alpha_c, that of alpha_l at the 1RSB alpha_l. `rs` is the RS transition, `shift` the 1RSB minus the RS alpha on
+    the same averages, and `elevation_positional` the loss of that state above the RS state's.
 
     Args:
         model: attention layer and data.
@@ -125,7 +72,7 @@ def transition_1rsb(
     primal = lax.stop_gradient(model)
     if transition is None:
         transition = critical_alpha(primal)
-    require_kind(transition, "transition", Transition, "the result of critical_alpha")
+    require_kind(transition, "transition", Quantity, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     if not transition.ok or transition.sensitivities is None:
         raise InputError("transition", f"must have been found, got status {transition.status_name}")
@@ -135,7 +82,7 @@ def transition_1rsb(
     if event == ALPHA_L:
         owner = int(baseline_branch(*(bool(b.gen_error < b.gen_error_linear) for b in critical.branches)))
     if owner == 1:
-        return _moved(model, dataclasses.replace(critical, event=event), *_exchange(primal, critical.alpha, rule))
+        return _moved(model, as_event(critical, event, critical.branches), *_exchange(primal, critical.alpha, rule))
     rs = lax.stop_gradient(linear_crossing(primal, critical))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
@@ -162,7 +109,7 @@ def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _S
     return pair, shifts, difference(root_rates(*partials), root_rates(*rs))
 
 
-def _crossing(model: Model, rs: Transition, branch: str, rule: dict[str, Any]) -> _Shift:
+def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any]) -> _Shift:
     """Return the shift of alpha_l, where a branch starts to beat the baseline, from the RS value on the same lines."""
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
@@ -182,19 +129,22 @@ def _crossing(model: Model, rs: Transition, branch: str, rule: dict[str, Any]) -
 
 
 def _moved(
-    model: Model, rs: Transition, branches: tuple[OneRSBPoint, ...], shifts: Float[Array, " R"], slopes: Model
-) -> OneRSBTransition:
+    model: Model, rs: Quantity, branches: tuple[OneRSBPoint, ...], shifts: Float[Array, " R"], slopes: Model
+) -> Quantity:
     """Return an RS transition moved by `shifts`, differentiable in the caller's `model`; see `_Shift`."""
     rs_slopes = jax.tree.map(lambda a: a[None], rs.sensitivities)
     rs = eqx.tree_at(lambda t: t.value, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
     shift = Average(jnp.mean(with_sensitivities(shifts, slopes, model)), error_bar(shifts))
-    return OneRSBTransition(
+    elevations = {f"elevation_{b.branch}": Average(b.elevation, b.stderr.elevation) for b in branches}
+    return Quantity(
         value=rs.alpha + shift.value,
         stderr=jnp.hypot(rs.stderr, shift.stderr),
         status=jnp.max(jnp.stack([rs.status, *(b.status for b in branches)])),
         sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
         sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
-        rs=rs,
-        shift=shift,
+        further={"rs": rs, "shift": shift, **elevations},
         branches=branches,
+        name="alpha",
+        event=rs.event,
+        meaning=f"{rs.meaning}, with one step of replica symmetry breaking (1RSB)",
     )

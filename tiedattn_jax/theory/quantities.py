@@ -1,24 +1,37 @@
-"""A number of the theory with its error bar, its derivatives and a status: transitions, thresholds, best ridges."""
+"""A number of the theory with its error bar, its derivatives and a status.
+
+Transitions, thresholds, ends of branches, best ridges and first times are `Quantity`, all one record.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..base.arrays import StateArray, spread_to
-from ..base.report import Description, Row, entries, with_error
+from ..base.errors import InputError
+from ..base.report import WORDS, Description, Row, entries, picture, plain, with_error
 from ..base.results import Average, Result, Status, error_bar, quorum
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order
+from .states import FixedPoint, states_table
 
-Self = TypeVar("Self", bound="Quantity")
+# Meanings of further numbers, as pages show them.
+_WORDS = WORDS | {
+    "rs_shift": "estimated shift by one step of replica symmetry breaking",
+    "rs": "the same in the replica-symmetric theory",
+    "shift": "from there, by one step of replica symmetry breaking",
+    "algorithmic": "from here on by message passing from a random start",
+}
 # A model alone, or a model and an alpha.
 Setting = Model | tuple[Model, Float[Array, ""]]
 
@@ -29,6 +42,9 @@ class Quantity(Result):
     The number is differentiable in the numbers of the setting from which it was made; its first derivatives are
     `sensitivities` and `by_alpha`.
 
+    Its name, further numbers and labels are attributes, too: `alpha` of a transition, `t` of a first time, `gen_error`
+    and `place` of a best ridge.
+
     Attributes:
         value: mean over the replicates. If the number does not exist, this and all its derivatives and error bars are
             NaN.
@@ -37,6 +53,13 @@ class Quantity(Result):
         sensitivities: d value / d (every number of the model), a pytree like the model; None if not computed.
         sensitivities_stderr: error bars of the sensitivities.
         by_alpha: d value / d alpha with its error bar, for a number that depends on alpha; else None.
+        branches: the states that define the number; where none was found, those at which the search ended.
+        further: further numbers by name: a `Quantity`, an `Average`, or an array.
+        name: name of the number: "alpha", "t", or a number of the model.
+        event: what happens there, such as "alpha_c" or "best lam".
+        meaning: the same in words.
+        note: why there is no such number, or what is special about it, in one sentence.
+        labels: further labels, pairs of a name and a text.
     """
 
     batch_probe = "value", 0
@@ -46,10 +69,27 @@ class Quantity(Result):
     sensitivities: Model | None = None
     sensitivities_stderr: Model | None = None
     by_alpha: Average | None = None
+    _: dataclasses.KW_ONLY
+    branches: tuple[Any, ...] = ()
+    further: dict[str, Any] = eqx.field(default_factory=dict)
+    name: str = eqx.field(static=True, default="value")
+    event: str = eqx.field(static=True, default="")
+    meaning: str = eqx.field(static=True, default="")
+    note: str = eqx.field(static=True, default="")
+    labels: tuple[tuple[str, Any], ...] = eqx.field(static=True, default=())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the record has under this name: the number, a further number or a label."""
+        fields = vars(self)
+        named = {fields.get("name"): fields.get("value"), **fields.get("further", {}), **dict(fields.get("labels", ()))}
+        if name in named:
+            return named[name]
+        owner = fields.get("event") or fields.get("name")
+        raise AttributeError(f"{owner} has no {name!r}; its own names are {', '.join(map(str, named))}")
 
     @classmethod
     def of(
-        cls: type[Self],
+        cls,
         values: Float[Array, " R"],
         rates: PyTree[Float[Array, "R ..."]] | None = None,
         setting: Setting | None = None,
@@ -57,7 +97,7 @@ class Quantity(Result):
         status: int | Int[Array, ""] = Status.converged,
         known: bool | Bool[Array, ""] = True,
         **fields: Any,
-    ) -> Self:
+    ) -> Quantity:
         """Return the mean over R replicates, with error bars and derivatives.
 
         Args:
@@ -68,7 +108,7 @@ class Quantity(Result):
                 have their own derivatives.
             status: see `Quantity.status`.
             known: whether the number exists; otherwise all numbers are NaN.
-            fields: further fields of a subclass.
+            fields: further fields of the record.
         """
         # No number of what was not found may read like a result. A factor makes the derivatives NaN as well.
         factor = jnp.where(known, 1.0, jnp.nan).astype(values.dtype)
@@ -84,8 +124,8 @@ class Quantity(Result):
 
     @classmethod
     def of_existing(
-        cls: type[Self], values: Float[Array, " R"], rates: PyTree[Float[Array, "R ..."]] | None = None, **fields: Any
-    ) -> Self:
+        cls, values: Float[Array, " R"], rates: PyTree[Float[Array, "R ..."]] | None = None, **fields: Any
+    ) -> Quantity:
         """Return the mean over the replicates that have the number, where `values` are finite; see `of`.
 
         The number exists if at least half of the replicates have it. The values have their own derivatives.
@@ -96,76 +136,97 @@ class Quantity(Result):
         status = jnp.where(known, Status.converged, Status.absent)
         return cls.of(values, rates, status=status, known=known, **fields)
 
-    @property
-    def title(self) -> str:
-        """The number in words."""
-        return "value"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the number, its error bar, its derivatives and the status; valid JSON if all numbers are finite."""
-        return {
-            "value": float(self.value),
-            "stderr": float(self.stderr),
-            **self.derivatives(),
-            "status": self.status_name,
-        }
-
-    def describe(self) -> Description:
-        headline = f"{self.title} = {with_error(self.value, self.stderr)}"
-        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
-        return Description(headline, self.status_name, *rows)
-
-    def derivatives(self) -> dict[str, Any]:
-        """Return the sensitivities and their error bars by the names of the numbers, ready for JSON."""
-        trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
-        return {name: None if tree is None else numbers_by_name(tree) for name, tree in trees.items()}
-
-    def sensitivity_rows(self, select: Callable[[Model], dict[str, Any]]) -> list[Row]:
-        """Return printed rows of the sensitivities to the numbers that `select` returns; none if not computed."""
-        if self.sensitivities is None or self.sensitivities_stderr is None:
-            return []
-        values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
-        return [(f"d/d{name}", entries(value, bars[name])) for name, value in values.items()]
-
-
-class Threshold(Quantity):
-    """An alpha at which something begins, and which follows from averages without a search for a state.
-
-    Attributes:
-        alpha: samples per dimension at the threshold; NaN if there is none.
-        event: name of the threshold.
-        meaning: what begins there, in words.
-    """
-
-    event: str = eqx.field(static=True, kw_only=True)
-    meaning: str = eqx.field(static=True, kw_only=True)
-
     @classmethod
-    def of_model(cls: type[Self], values: Callable[[Model], Float[Array, " R"]], model: Model, **fields: Any) -> Self:
-        """Return a threshold and its sensitivities from its values in every replicate, a function of the model."""
+    def of_model(cls, values: Callable[[Model], Float[Array, " R"]], model: Model, **fields: Any) -> Quantity:
+        """Return a number and its sensitivities from its values in every replicate, a function of the model."""
 
         def twice(model: Model) -> tuple[Array, Array]:
-            alphas = values(model)
-            return alphas, alphas
+            numbers = values(model)
+            return numbers, numbers
 
-        rates, alphas = jax.jacrev(twice, has_aux=True)(model)
-        return cls.of_existing(alphas, rates, **fields)
-
-    @property
-    def alpha(self) -> Float[StateArray, "*batch"]:
-        """The threshold, which is `value`."""
-        return self.value
+        rates, numbers = jax.jacrev(twice, has_aux=True)(model)
+        return cls.of_existing(numbers, rates, **fields)
 
     @property
     def reason(self) -> str:
-        """Why there is no threshold, in one sentence; empty if there is one."""
-        return "" if self.ok else "the threshold is not finite"
+        """The `note`; why there is no number if there is none; else empty. Needs a concrete result."""
+        return self.note or ("" if np.isfinite(float(self.value)) else "there is none")
+
+    @property
+    def state(self) -> Any:
+        """The first of `branches`.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not self.branches:
+            raise InputError(self.event, f"must have a state, but {self.reason or 'it is computed without one'}")
+        return self.branches[0]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"event": self.event} | super().to_dict()
+        """Return all numbers and labels, and the `to_dict` of every state; valid JSON if all numbers are finite."""
+        report: dict[str, Any] = {"event": self.event} if self.event else {}
+        report |= plain(dict(self.labels)) | {self.name: float(self.value), "stderr": float(self.stderr)}
+        report |= self.derivatives()
+        for name, number in self.further.items():
+            report |= {name: float(getattr(number, "value", number))}
+            if hasattr(number, "stderr"):
+                report |= {f"{name}_stderr": float(number.stderr)}
+            if isinstance(number, Quantity):
+                report |= {f"{name}_{key}": value for key, value in number.derivatives().items()}
+        if self.branches:
+            report["branches"] = [branch.to_dict() for branch in self.branches]
+        return report | {"status": self.status_name} | ({"reason": self.reason} if self.event else {})
+
+    plot = picture(
+        "diagrams.transition_figure",
+        "the losses that cross, and how far each number of the model moves this one",
+        "losses",
+        "sensitivities",
+    )
 
     def describe(self) -> Description:
-        return Description(self.meaning, self.status_name, [("alpha", with_error(self.value, self.stderr), "n / d")])
+        title = self.event or self.name
+        if np.isnan(float(self.value)) or self.status == Status.absent:
+            return Description(title + f" ({self.meaning})" * bool(self.meaning), f"not found, as {self.reason}")
+        numbers: list[Row] = []
+        for name, number in self.further.items():
+            if np.isfinite(float(getattr(number, "value", number))):
+                text = with_error(getattr(number, "value", number), getattr(number, "stderr", 0.0))
+                numbers.append((name, text, _WORDS.get(name, "")))
+        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
+        states = states_table([b for b in self.branches if isinstance(b, FixedPoint)], "branch")
+        head = (self.note or self.meaning) + "; the states there:" * bool(states)
+        details = [*rows[1], *((name, str(label)) for name, label in self.labels)]
+        headline = f"{title} = {with_error(self.value, self.stderr)}"
+        return Description(headline, self.status_name, [*numbers, *rows[0]], details, [(head, states)])
+
+    def derivatives(self) -> dict[str, Any]:
+        """Return the derivatives and their error bars by the names of the numbers, ready for JSON."""
+        trees = {name: getattr(self, name) for name in ("sensitivities", "sensitivities_stderr")}
+        rates: dict[str, Any] = {name: None if tree is None else numbers_by_name(tree) for name, tree in trees.items()}
+        if self.by_alpha is not None:
+            rates |= {"by_alpha": float(self.by_alpha.value), "by_alpha_stderr": float(self.by_alpha.stderr)}
+        return rates
+
+    def sensitivity_rows(self, select: Callable[[Model], dict[str, Any]]) -> list[Row]:
+        """Return printed rows of the derivatives in the numbers that `select` returns, and in alpha.
+
+        Further numbers have a column each. The number itself is left out.
+        """
+        if self.sensitivities is None or self.sensitivities_stderr is None:
+            return []
+        values, bars = map(select, (self.sensitivities, self.sensitivities_stderr))
+        rows: dict[str, Row] = {
+            f"d/d{name}": (entries(value, bars[name]),) for name, value in values.items() if name != self.name
+        }
+        if self.by_alpha is not None and select is scalar_parameters:
+            rows = {"d/dalpha": (str(self.by_alpha),)} | rows
+        for name, number in self.further.items():
+            for key, rate in number.sensitivity_rows(select) if isinstance(number, Quantity) else ():
+                if key in rows:
+                    rows[key] += (f"{name}: {rate}",)
+        return [(key, *row) for key, row in rows.items()]
 
 
 def numbers_by_name(model: Model) -> dict[str, Any]:
