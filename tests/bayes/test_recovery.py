@@ -80,7 +80,7 @@ def test_an_alpha_that_is_not_finite_is_no_threshold(model, alpha):
     threshold = ta.results.Quantity.of_model(
         lambda model: jnp.array([0, 1]) * model.lam + alpha, model, name="alpha", event="x", meaning="x"
     )
-    assert threshold.status_name == "absent" and not threshold.ok and threshold.reason == "there is none"
+    assert threshold.status_name == "absent" and not threshold.ok and threshold.reason == "it does not happen"
     assert np.isnan(threshold.alpha) and np.isnan(threshold.sensitivities.lam)
 
 

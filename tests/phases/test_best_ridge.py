@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import best as best_module
@@ -288,7 +289,8 @@ def test_result(located, model, lines, semantic_states):
     np.testing.assert_allclose(best.sensitivities_stderr.sigma, 2 * best.stderr, rtol=1e-12)
     assert best.state.branch == "positional" and best.ok and best.reason == ""
     np.testing.assert_allclose(best.state.model.lam, best.value, rtol=1e-12)
-    assert best.summary().startswith("best lam of the positional branch at alpha = 1.5: converged\n  lam  ")
+    assert best.summary().startswith(f"best lam = {with_error(best.value, best.stderr)}: converged\n")
+    assert "the test error of the positional branch is smallest there; the states there:" in best.summary()
     report = best.to_dict()
     assert report["by_alpha"] == float(best.by_alpha.value) and report["sensitivities"]["sigma"] == report["by_alpha"]
 
@@ -326,7 +328,7 @@ def test_no_state(located, model, lines):
     assert best.summary().endswith("not found, as there is no semantic state from 1e-05 to 1")
     located(None)
     assert ta.best_ridge(model, 0.2, None, lines).reason.startswith("there is no positional, semantic or uninformed st")
-    with pytest.raises(ta.InputError, match="bracket must contain a state, but there is no semantic state"):
+    with pytest.raises(ta.InputError, match="best lam must have a state, but there is no semantic state"):
         _ = best.state
     assert best.to_dict()["sensitivities"] is None
 

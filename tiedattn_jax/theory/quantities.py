@@ -27,7 +27,7 @@ from .states import FixedPoint, states_table
 
 # Meanings of further numbers, as pages show them.
 _WORDS = WORDS | {
-    "rs_shift": "estimated shift by one step of replica symmetry breaking",
+    "rs_shift": "estimated shift by replica symmetry breaking: add it to the number",
     "rs": "the same in the replica-symmetric theory",
     "shift": "from there, by one step of replica symmetry breaking",
     "algorithmic": "from here on by message passing from a random start",
@@ -150,7 +150,7 @@ class Quantity(Result):
     @property
     def reason(self) -> str:
         """The `note`; why there is no number if there is none; else empty. Needs a concrete result."""
-        return self.note or ("" if np.isfinite(float(self.value)) else "there is none")
+        return self.note or ("" if np.isfinite(float(self.value)) else "it does not happen")
 
     @property
     def state(self) -> Any:
@@ -189,17 +189,20 @@ class Quantity(Result):
         title = self.event or self.name
         if np.isnan(float(self.value)) or self.status == Status.absent:
             return Description(title + f" ({self.meaning})" * bool(self.meaning), f"not found, as {self.reason}")
-        numbers: list[Row] = []
+        if self.name not in title.replace("_", " ").split():
+            title += f" at {self.name}"
+        numbers, details = list[Row](), self.sensitivity_rows(arrays_of)
         for name, number in self.further.items():
-            if np.isfinite(float(getattr(number, "value", number))):
-                text = with_error(getattr(number, "value", number), getattr(number, "stderr", 0.0))
-                numbers.append((name, text, _WORDS.get(name, "")))
-        rows = self.sensitivity_rows(scalar_parameters), self.sensitivity_rows(arrays_of)
+            value, bar = getattr(number, "value", number), getattr(number, "stderr", 0.0)
+            if np.isfinite(float(value)):
+                rows = numbers if isinstance(number, Quantity) else details
+                rows.append((name, with_error(value, bar), _WORDS.get(name, "")))
+        numbers += self.sensitivity_rows(scalar_parameters)
+        details += [(name, str(label)) for name, label in self.labels if label is not None]
         states = states_table([b for b in self.branches if isinstance(b, FixedPoint)], "branch")
         head = (self.note or self.meaning) + "; the states there:" * bool(states)
-        details = [*rows[1], *((name, str(label)) for name, label in self.labels)]
         headline = f"{title} = {with_error(self.value, self.stderr)}"
-        return Description(headline, self.status_name, [*numbers, *rows[0]], details, [(head, states)])
+        return Description(headline, self.status_name, numbers, details, [(head, states)])
 
     def derivatives(self) -> dict[str, Any]:
         """Return the derivatives and their error bars by the names of the numbers, ready for JSON."""
