@@ -83,7 +83,10 @@ def test_units_of_fluctuations(c):
 )
 def test_a_time_is_the_mean_over_the_replicates_in_which_the_event_happens(times, status, mean):
     """It exists if the event happens in half of the replicates."""
-    crossing, finite = Quantity.of_existing(jnp.array(times), event="x"), np.array([t for t in times if np.isfinite(t)])
+    crossing, finite = (
+        Quantity.of_existing(jnp.array(times), name="t", event="x"),
+        np.array([t for t in times if np.isfinite(t)]),
+    )
     assert crossing.status_name == status
     np.testing.assert_equal(float(crossing.t), mean)
     if status == "converged":

@@ -50,7 +50,7 @@ def known_diagram(turned: bool = False) -> ta.results.PhaseDiagram:
 def test_curves(turned):
     diagram = known_diagram(turned)
     critical, linear = diagram.alpha_c(), diagram.alpha_l()
-    assert critical.parameter == "omega" and critical.event == "alpha_c"
+    assert critical.parameter == "omega" and critical.question == "alpha_c"
     np.testing.assert_allclose(critical.alpha, CRITICAL, rtol=1e-9)  # exact, because the difference is cubic
     np.testing.assert_allclose(linear.alpha, LINEAR, rtol=1e-9)  # exact, because the test error is linear in 1 / alpha
     assert np.all((critical.stderr() > 0.005) & (critical.stderr() < linear.stderr()))
@@ -76,7 +76,7 @@ def test_an_event_that_is_not_found_in_the_grid():
     diagram = made.diagram(("alpha", ALPHA[:4]), ("omega", OMEGA[1:]), {k: a[:, 1:] for k, a in cells.items()})
     for table in (diagram.alpha_c(), diagram.alpha_l()):
         assert np.isnan(table.alpha).all() and table.status_name == ["absent"] * 2
-        assert table.failures[0] == f"omega = 0.3: there is no {table.event} between the cells"
+        assert table.failures[0] == f"omega = 0.3: there is no {table.question} between the cells"
     other = made.diagram(("sigma", ALPHA[:4]), ("omega", OMEGA), cells)
     with pytest.raises(ta.InputError, match="alpha must be one of the axes"):
         other.alpha_c()

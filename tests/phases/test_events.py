@@ -158,6 +158,11 @@ class PartialState(SimpleNamespace):
         return cls(**dict(zip(names, values, strict=True)))
 
 
+def solved(*status):
+    """A state of three replicates with given status; those that ran out of steps have a state."""
+    return made.states(ta.DotProduct(), scatter=(0.0,) * 3, status=[*map(int, status)], residual=[1e-3] * 3)
+
+
 def state_with(alpha=1.0, theta=1.0, m=1.0, loss=0.0, error=0.0, linear=0.0, has_state=(True, True, True)):
     """The numbers of a state that events look at."""
     ones = jnp.ones(3)
@@ -202,9 +207,9 @@ def test_what_most_replicates_lack_has_no_number():
 def test_roots_and_sensitivities_of_the_replicates():
     """Each replicate's zero lies one Newton step away from the common place."""
     event = EVENTS["alpha_c"]
-    good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
+    good = solved(0, 0, 0)
     value, by_alpha = jnp.array([0.1, 0.3, 0.2]), jnp.array([2.0, 2.0, 4.0])
-    zero = Zero(jnp.array(1.0), (state_with(), good), value, None, by_alpha, slope=2.0, converged=jnp.array(True))
+    zero = Zero(jnp.array(1.0), (solved(0, 2, 0), good), value, None, by_alpha, slope=2.0, converged=jnp.array(True))
     transition = transition_of(event, ta.DotProduct(), zero)
     roots = 1 - value / 2
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
@@ -212,11 +217,11 @@ def test_roots_and_sensitivities_of_the_replicates():
     unmet = transition_of(event, ta.DotProduct(), zero._replace(converged=jnp.array(False)))
     assert int(unmet.status) == ta.Status.absent and float(unmet.ended_at) == 1.0
     assert np.isnan([float(unmet.alpha), float(unmet.stderr), float(transition.ended_at)]).all()
-    failed = PartialState(status=jnp.full(3, ta.Status.unresolved), has_state=jnp.zeros(3, bool))
-    unknown = transition_of(event, ta.DotProduct(), zero._replace(states=(state_with(), failed), converged=False))
+    failed = solved(*[ta.Status.unresolved] * 3)
+    unknown = transition_of(event, ta.DotProduct(), zero._replace(states=(solved(0, 2, 0), failed), converged=False))
     assert int(unknown.status) == ta.Status.unresolved and jnp.isnan(unknown.alpha)
-    absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
-    for pair in ((absent, state_with()), (absent, absent)):
+    absent = solved(*[ta.Status.absent] * 3)
+    for pair in ((absent, solved(0, 2, 0)), (absent, absent)):
         assert (
             transition_of(event, ta.DotProduct(), zero._replace(states=pair, converged=False)).status
             == ta.Status.absent
@@ -232,7 +237,7 @@ def test_roots_and_sensitivities_of_the_replicates():
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_event_that_was_not_found_has_no_derivative():
-    good = PartialState(status=jnp.zeros(3, int), has_state=jnp.ones(3, bool))
+    good = solved(0, 0, 0)
     gradients = jax.tree.map(lambda a: jnp.ones((3, *a.shape)), ta.DotProduct())
 
     def slope(converged):
@@ -609,7 +614,7 @@ def test_without_alpha_c_there_is_no_alpha_l(model, lines, monkeypatch):
     failed = made.transition(status=int(ta.Status.max_steps))
     crossing = ta.linear_crossing(model, failed, lines)
     assert (crossing.event, int(crossing.status), float(crossing.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)
-    absent = PartialState(status=jnp.full(3, ta.Status.absent), has_state=jnp.zeros(3, bool))
+    absent = solved(*[ta.Status.absent] * 3)
     zero, searched = Zero(jnp.asarray(0.1), (absent, absent), jnp.full(3, jnp.nan), None, jnp.ones(3)), []
 
     def path(event, *_, **__):

@@ -155,9 +155,9 @@ def as_event(number: Quantity, event: str, branches: tuple[FixedPoint, ...] = ()
     fixed = lax.stop_gradient(number)
     last = float(branches[0].alpha) if branches else np.nan
     further: dict[str, Any] = {"ended_at": np.asarray(last if np.isnan(fixed.value) else np.nan)}
-    if event == "alpha_c" and len(branches) == len(PAIR):
-        further["rs_shift"] = rs_shift(*branches)
     missing = fixed.status == Status.absent or not np.isfinite(fixed.value)
+    if event == "alpha_c" and len(branches) == len(PAIR) and not missing:
+        further["rs_shift"] = rs_shift(*branches)
     meaning = EVENTS[event].meaning if event in EVENTS else _ALPHA_L_MEANING
     note = _why_not_found(branches) if missing else ""
     words: dict[str, Any] = {"name": "alpha", "event": event, "meaning": meaning, "note": note}
