@@ -41,7 +41,8 @@ from .base.results import Average as Average, Settings as Settings, Status as St
 from .bayes.fixed_points import bayes as bayes
 from .bayes.thresholds import spectral_overlap as spectral_overlap
 from .dynamics.emergence import emergence as emergence
-from .dynamics.population import landscape as landscape, population as population
+from .dynamics.landscape import landscape as landscape
+from .dynamics.population import population as population
 from .dynamics.sgd import sgd as sgd
 from .dynamics.small_start import small_start as small_start
 from .finite.data import Data as Data

@@ -13,7 +13,8 @@ finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
 from .base.results import Average as Average
 from .bayes.fixed_points import BayesPoint as BayesPoint
 from .dynamics.emergence import Emergence as Emergence
-from .dynamics.population import Landscape as Landscape, PopulationPoint as PopulationPoint
+from .dynamics.landscape import Landscape as Landscape
+from .dynamics.population import PopulationPoint as PopulationPoint
 from .dynamics.sgd import Student as Student, Trajectory as Trajectory
 from .dynamics.small_start import SmallStart as SmallStart
 from .finite.diagnosis import Diagnosis as Diagnosis

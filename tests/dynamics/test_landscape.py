@@ -99,14 +99,15 @@ def test_ridge(model):
 @pytest.mark.parametrize("failing", ["semantic", "positional"])
 def test_a_failure_of_either_candidate_is_told(model, monkeypatch, failing):
     """A candidate that is absent is the origin, and no failure."""
-    outcome = {}
+    module, outcome = importlib.import_module("tiedattn_jax.dynamics.landscape"), {}
+    states_of = module.states_of
 
-    def population(model, kappa, name, nodes=None):
-        point = ta.population(model, kappa, name, nodes=nodes)
+    def replaced(model, kappa, rule, name):
+        states = states_of(model, kappa, rule, name)
         status = outcome["status"] if name == failing else ta.Status.converged
-        return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, status))
+        return eqx.tree_at(lambda s: s.status, states, jnp.full_like(states.status, status))
 
-    monkeypatch.setattr(importlib.import_module("tiedattn_jax.dynamics.population"), "population", population)
+    monkeypatch.setattr(module, "states_of", replaced)
     for status, name in ((ta.Status.max_steps, "max steps"), (ta.Status.absent, "converged")):
         outcome["status"] = status
         assert ta.landscape(model, 0.005).status_name == name

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
-from tiedattn_jax.dynamics.population import Landscape
+from tiedattn_jax.dynamics.landscape import Landscape
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.plotting.diagrams import (
     diagram_figure,

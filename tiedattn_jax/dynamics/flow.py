@@ -109,12 +109,9 @@ def needs_span(model: Model, purpose: str) -> None:
 
 def directions_of(model: Model) -> int | None:
     """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
-    encodings = getattr(model, "encodings", None)
-    if encodings is not None:
-        return encodings.shape[1]
-    tau = model.law().tau[0]
+    tau, encodings = model.law().tau[0], getattr(model, "encodings", None)
     if not is_concrete(tau):
-        return None
+        return None if encodings is None else min(encodings.shape)
     with with_values():
         gram = np.asarray(tau)
         return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))

@@ -5,42 +5,33 @@
 A minimum lies in the span of teacher and encodings, ``Q = Q* C^{-T} b^T + sqrt(d) sum_e e_e c_e^T``. The fields are
 ``h_l = sqrt(gamma_l) (b v_l + c^T eta_l) + m_l`` with ``m_l = sum_e P_le c_e``. In these coordinates nothing is
 singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0.
-
-`landscape` looks at the population risk as a whole: which minimum is global, how many there are, and where descent
-begins. There are two geometries. With a ridge, the student has any size, and its minima are those of `population`. On a
-sphere, its size is fixed, as in the analysis of single-index sequence models (arXiv:2506.02651): the candidates are
-then the student along the teacher and the student along the encodings.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.optimize import minimize
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.moreau import expansion_at_nodes, loss_at_nodes
+from ..averages.moreau import expansion_at_nodes, gradient_at_nodes, loss_at_nodes
 from ..averages.program import program
-from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_recipe
+from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
-from ..base.arrays import cholesky, precise
-from ..base.errors import InputError, require_not_negative, require_positive
+from ..base.arrays import cholesky, either, indexed, precise
+from ..base.errors import InputError, require_not_negative
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
-from ..model.overlaps import Overlaps, branch_of
-from ..theory.observables import error_in_block
+from ..model.overlaps import Overlaps, branch_of, symmetric, vanished
 from .flow import directions_of, encodings_on_directions, needs_span
 
-_POLISHES = 8  # Newton steps behind the search; each squares the error
-_TOL = 1e-9  # gradient, in units of the risk of a student of zero, below which a minimum has converged
-_ZERO = 1e-3  # size of the student in the directions of a branch below which the branch is absent
-_START = 0.8  # share of the teacher in a semantic start
+_MOST_STEPS = 100
+_SIZES = 2.0 ** np.arange(-16, 9)  # sizes of a start's fields, in units of `Model.field_scale`, that are tried
+_KICK = 0.1  # step away from a saddle, relative to the student
 
 
 class PopulationState(eqx.Module):
@@ -125,7 +116,9 @@ def population(
             if these have as many orthonormal directions as the student has columns, as at the standard setting.
 
     Returns:
-        A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch.
+        A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch, or if it
+        overlaps with nothing there: without a teacher in the target (omega = 1) its direction is arbitrary. Theta has
+        the sign of a student along the teacher, and m that of `solve`.
 
     Raises:
         InputError: kappa is negative; the branch has another name; the loss has kinks or is not even; the model has a
@@ -159,11 +152,12 @@ def span_rule(model: Model, nodes: AnyNodes) -> Rule:
 
 
 class Risk(eqx.Module):
-    """The population risk in one replicate of the averages, as a function of coordinates (b, c) in one vector.
+    """The population risk in one replicate of the averages, as a function of the coordinates (b, c) in one vector.
 
     Attributes:
         model, kappa, replicate: the setting.
         encodings: P, the encodings on orthonormal directions.
+        unit: b and c in units of these make fields of size one, so that no search depends on the units of the data.
         free: one at the coordinates that the branch leaves free, zero at the others.
     """
 
@@ -171,13 +165,17 @@ class Risk(eqx.Module):
     kappa: Float[Array, ""]
     replicate: Replicate
     encodings: Float[Array, "L e"]
+    unit: Float[Array, " n"]
     free: Float[Array, " n"]
 
     @classmethod
-    def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " n"]) -> Risk:
+    def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " 2"]) -> Risk:
         """Make the risk with encodings on as many directions as the nodes of the replicate have."""
-        directions = jnp.zeros(replicate.shape[1], model.lam.dtype)
-        return cls(model, kappa, replicate, encodings_on_directions(model.law().tau[0], directions), free)
+        law, (_, r, t), e = model.law(), model.shape, replicate.shape[1]
+        P, gamma = encodings_on_directions(law.tau[0], jnp.zeros(e, model.lam.dtype)), jnp.mean(law.gamma[0])
+        sizes = jnp.concatenate([jnp.full(r * t, gamma), jnp.repeat(gamma + jnp.mean(P**2, 0), r)])
+        is_free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
+        return cls(model, kappa, replicate, P, lax.stop_gradient(sizes**-0.5), is_free)
 
     def split(self, v: Float[Array, " n"]) -> tuple[Float[Array, "r t"], Float[Array, "e r"]]:
         """Return b and c of a vector of coordinates."""
@@ -206,23 +204,49 @@ class Risk(eqx.Module):
         """Return the risk; v @ v is tr R."""
         return self.error(v) + 0.5 * self.kappa * (v @ v)
 
-    def slope(self, v: Float[Array, " n"]) -> Float[Array, " n"]:
-        """Return the gradient in the free coordinates, and the others themselves, which are to be zero."""
-        return self.free * jax.grad(lambda v: self.value(v))(self.free * v) + (1 - self.free) * v
+    def slope(self, w: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return the gradient in units of `unit` in the free coordinates, and the others, which are to be zero."""
+        return self.free * jax.grad(lambda w: self.value(self.unit * w))(self.free * w) + (1 - self.free) * w
 
-    def minimum(self, start: Float[Array, " n"], unit: Float[Array, ""]) -> Float[Array, " n"]:
-        """Return the minimum that the search reaches from a start, with its implicit derivatives."""
+    def start(self, m: Float[Array, "L r"]) -> Float[Array, " n"]:
+        """Return the lowest of the minima along a ray: towards the teacher, and the encodings in the direction of m.
 
-        def search(slope: Any, v: Array) -> Array:
-            frozen = lax.stop_gradient(self)
-            rough = minimize(lambda v: frozen.value(frozen.free * v) / unit, v, method="BFGS").x
-            step = partial(_solve_symmetric, matrix_of=slope)
-            return self.free * lax.fori_loop(0, _POLISHES, lambda _, v: v - step(v, slope(v)), rough)
+        Without a minimum on the ray it is the end with the lower risk, in units of `unit` like the result.
+        """
+        semantic, _ = self.model.start_columns(combined=False)
+        positional = jnp.linalg.pinv(self.encodings, rtol=1e-6) @ m
+        positional /= jnp.maximum(jnp.max(jnp.abs(positional)), jnp.finfo(m.dtype).tiny)
+        ray = self.model.field_scale * self.free * jnp.concatenate([jnp.ravel(semantic), jnp.ravel(positional)])
+        sizes = jnp.asarray(_SIZES, m.dtype)
+        risks = lax.map(lambda size: self.value(self.unit * size * ray), sizes)
+        padded = jnp.concatenate([risks[:1] - 1, risks, risks[-1:] - 1])
+        is_minimum = (risks <= padded[:-2]) & (risks <= padded[2:])
+        return ray * sizes[jnp.argmin(jnp.where(is_minimum | ~jnp.any(is_minimum), risks, jnp.inf))]
+
+    def minimum(self, start: Float[Array, " n"]) -> Float[Array, " n"]:
+        """Return the minimum that descent reaches from a start, with its implicit derivatives, in units of `unit`.
+
+        A student that vanishes is exactly zero.
+        """
+        frozen = lax.stop_gradient(self)
+        w = _descended(frozen.at, lax.stop_gradient(start))
 
         def tangent(linear: Any, y: Array) -> Array:
-            return _solve_symmetric(jnp.zeros_like(y), y, matrix_of=linear)
+            hessian = lax.stop_gradient(jax.jacfwd(linear)(jnp.zeros_like(y)))
+            return _pseudo_inverse(frozen.without_rotations(w, hessian)) @ y
 
-        return lax.custom_root(lambda v: self.slope(v), self.free * start, search, tangent)
+        return lax.custom_root(lambda w: self.slope(w), w, lambda _, w: w, tangent)
+
+    def at(self, w: Float[Array, " n"]) -> _Expansion:
+        """Return the risk to second order in the free coordinates, in units of `unit`; see `without_rotations`."""
+
+        def slope(w: Array) -> tuple[Array, tuple[Array, Array]]:
+            value, gradient = jax.value_and_grad(lambda w: self.value(self.unit * w))(w)
+            return gradient, (value, gradient)
+
+        hessian, (value, gradient) = jax.jacfwd(slope, has_aux=True)(w)
+        hessian = self.free[:, None] * symmetric(hessian) * self.free
+        return _Expansion(value, self.free * gradient, self.without_rotations(w, hessian))
 
     @precise
     def outside(self, v: Float[Array, " n"]) -> Float[Array, "r r"]:
@@ -237,210 +261,127 @@ class Risk(eqx.Module):
         return average(self.replicate, block_curvature) + self.kappa * jnp.eye(r, dtype=v.dtype)
 
     def curvature(self, v: Float[Array, " n"]) -> Float[Array, ""]:
-        """Return the smallest eigenvalue of the Hessian in all directions."""
-        inside = jnp.linalg.eigvalsh(jax.hessian(lambda v: self.value(v))(v))
-        is_gauge = jnp.abs(inside) < _null(v) * jnp.max(jnp.abs(inside))
-        inside = jnp.where(is_gauge & (len(self.model.generators) > 0), jnp.inf, inside)
-        return jnp.minimum(jnp.min(inside), jnp.min(jnp.linalg.eigvalsh(self.outside(v))))
+        """Return the smallest eigenvalue of the Hessian in all directions, without rotations of the columns."""
+        inside = self.without_rotations(v, jax.hessian(lambda v: self.value(v))(v))
+        return jnp.minimum(jnp.linalg.eigvalsh(inside)[0], jnp.linalg.eigvalsh(self.outside(v))[0])
+
+    def without_rotations(self, v: Float[Array, " n"], hessian: Float[Array, "n n"]) -> Float[Array, "n n"]:
+        """Return a Hessian with a large curvature along the rotations of the columns that change nothing."""
+        b, c = self.split(lax.stop_gradient(v))
+        rotations = [jnp.concatenate([jnp.ravel(A @ b), jnp.ravel(c @ A.T)]) for A in self.model.generators]
+        if not rotations:
+            return hessian
+        vectors, sizes, _ = jnp.linalg.svd(jnp.stack(rotations, 1), full_matrices=False)
+        vectors = jnp.where(sizes > _null(v) * jnp.max(sizes), vectors, 0.0)
+        return hessian + jnp.linalg.norm(hessian) * vectors @ vectors.T
+
+    def sees_teacher(self, v: Float[Array, " n"]) -> Bool[Array, ""]:
+        """Return whether the loss depends on the teacher; else a student along it has an arbitrary direction."""
+
+        def block_changes(block: Any) -> tuple[Array, Array]:
+            h, y, weight = self.at_nodes(v, block)
+            t = self.model.shape[2]
+            scaling = jnp.concatenate([y[:, :t], jnp.zeros_like(y[:, t:])], 1)
+            u, change = jax.jvp(lambda y: gradient_at_nodes(self.model, h, y), (y,), (scaling,))
+            return jnp.sum(weight * u**2), jnp.sum(weight * change**2)
+
+        size, change = average(self.replicate, block_changes)
+        return change > jnp.finfo(v.dtype).eps ** 1.5 * size
+
+
+class _Expansion(NamedTuple):
+    """A function at one place, with its derivatives."""
+
+    value: Float[Array, ""]
+    gradient: Float[Array, " n"]
+    hessian: Float[Array, "n n"]
+
+
+def _descended(at: Any, start: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return the minimum that Newton's method reaches downhill, or zero if it shrinks to nothing.
+
+    Steps take the curvature as positive, so that they lead away from saddles. Lengths are relative to the student, and
+    risks to each other: nothing depends on units. Near zero the risk is even, and a Newton step cubes a small student.
+    """
+    eps, size = jnp.finfo(start.dtype).eps, jnp.linalg.norm(start)
+
+    def body(s: tuple) -> tuple:
+        w, here, radius, _, count = s
+        step = -_pseudo_inverse(here.hessian, positive=True) @ here.gradient
+        values, vectors = jnp.linalg.eigh(here.hessian)
+        is_saddle = (values[0] < -(eps**0.5) * jnp.max(jnp.abs(values))) & (_length(step) < eps**0.25 * _length(w))
+        kick = _KICK * _length(w) * vectors[:, 0]
+        step = jnp.where(is_saddle, kick * jnp.where(kick @ here.gradient > 0, -1, 1), step)
+        length = _length(step)
+        trial = w + step * jnp.minimum(1.0, radius / jnp.maximum(length, jnp.finfo(w.dtype).tiny))
+        there = at(trial)
+        # Near the minimum the risk is constant up to rounding.
+        is_down = there.value <= here.value + 100 * eps * jnp.abs(here.value)
+        moved = (trial, there, 2 * radius, length / _length(w), count + 1)
+        return either(is_down, moved, (w, here, jnp.minimum(radius, length) / 4, jnp.inf, count + 1))
+
+    def unfinished(s: tuple) -> Array:
+        w, *_, change, count = s
+        return (change > eps**0.5) & (count < _MOST_STEPS) & (_length(w) > eps**0.5 * size)
+
+    first = start, at(start), size / 2, jnp.asarray(jnp.inf, start.dtype), jnp.asarray(0)
+    w = lax.while_loop(unfinished, body, first)[0]
+    return jnp.where(_length(w) > eps**0.5 * size, w, 0.0)
+
+
+_length = jnp.linalg.norm
 
 
 @program
 def _states(
     model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
 ) -> PopulationState:
-    (_, r, t), e, law = model.shape, rule.stack.shape[1], model.law()
-    C, P = cholesky(law.pi[0]), encodings_on_directions(law.tau[0], jnp.zeros(e, model.lam.dtype))
-    semantic, _ = model.start_columns(combined=False)
-    start = jnp.concatenate([_START * jnp.ravel(semantic), jnp.ravel(jnp.linalg.pinv(P, rtol=1e-6) @ m)])
-    free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
+    C, dtype = cholesky(model.law().pi[0]), model.lam.dtype
+    ray = lax.stop_gradient(Risk.of(model, kappa, rule.replicate(0), free).start(m))
 
-    def state(replicate: Replicate) -> PopulationState:
+    tiny, root = jnp.finfo(dtype).tiny, jnp.finfo(dtype).eps ** 0.5
+
+    def state(start: Float[Array, " n"], replicate: Replicate) -> tuple[Array, PopulationState]:
+        """Return the next start, which is this minimum with the signs of the ray, and the minimum."""
         risk = Risk.of(model, kappa, replicate, free)
         frozen = lax.stop_gradient(risk)  # what is computed of it counts as constant under `jax.grad`
-        unit = frozen.error(jnp.zeros_like(free))
-        v = risk.minimum(lax.stop_gradient(start), unit)
-        fixed = lax.stop_gradient(v)
-        residual = jnp.max(jnp.abs(frozen.slope(fixed))) / unit
-        tol = jnp.maximum(_TOL, 100 * jnp.finfo(v.dtype).eps)
-        status = jnp.where(residual < tol, Status.converged, Status.max_steps)
-        status = jnp.where(jnp.sum(fixed**2) < _ZERO**2, Status.absent, status)
-        status = jnp.where(jnp.all(jnp.isfinite(fixed)), status, Status.nonfinite)
+        w = risk.minimum(start)
+        fixed, v = lax.stop_gradient(w), w * risk.unit
         (b, c), error = risk.split(v), risk.error(v)
         R, value = b @ b.T + c.T @ c, error + 0.5 * kappa * (v @ v)
-        return PopulationState(R, b @ C.T, P @ c, value, error, frozen.curvature(fixed), residual, status)
+        here = frozen.at(fixed)
+        residual = _length(_pseudo_inverse(here.hessian) @ here.gradient) / jnp.maximum(_length(fixed), tiny)
+        curvatures = jnp.linalg.eigvalsh(here.hessian)
+        is_minimum = (residual < root) & (curvatures[0] > -root * curvatures[-1])
+        gamma = model.law().gamma[0][:, None, None]
+        x = Overlaps(gamma * (R + tiny), 0 * gamma * R, gamma * (b @ C.T), risk.encodings @ c)
+        is_arbitrary = vanished(model, x, free) | (free[1] == 0) & ~frozen.sees_teacher(v)
+        status = jnp.where(is_minimum, Status.converged, Status.max_steps)
+        status = jnp.where(jnp.all(fixed == 0) | is_arbitrary, Status.absent, status)
+        status = jnp.where(jnp.all(jnp.isfinite(fixed)), status, Status.nonfinite)
+        numbers = R, b @ C.T, risk.encodings @ c, value, error, frozen.curvature(fixed * risk.unit), residual, status
+        columns = zip(risk.split(fixed), risk.split(ray), strict=True)
+        signs = jnp.concatenate([jnp.full(a.size, jnp.where(jnp.sum(a * at) < 0, -1, 1)) for a, at in columns])
+        return jnp.where(jnp.any(fixed != 0), signs * fixed, start), PopulationState(*numbers)
 
-    return rule.each(state)
+    # Teacher and encodings have no signs, and columns can be rotated. Every replicate therefore starts at the minimum
+    # of the one before, and the first one twice.
+    stack = jax.tree.map(lambda a: jnp.concatenate([a[:1], a]), rule.stack)
+    return indexed(lax.scan(state, ray, stack)[1], slice(1, None))
 
 
 def _null(v: Float[Array, " n"]) -> float:
-    """Return the relative curvature below which a direction is that of a rotation of the columns."""
+    """Return the relative size below which a number is zero."""
     return max(1e-9, 100 * float(jnp.finfo(v.dtype).eps))
 
 
-def _solve_symmetric(v: Float[Array, " n"], y: Float[Array, " n"], *, matrix_of: Any) -> Float[Array, " n"]:
-    """Solve with the symmetric Jacobian of a function at v, without the rotations of the columns."""
-    matrix = lax.stop_gradient(jax.jacfwd(matrix_of)(v))
-    return jnp.linalg.pinv(matrix, rtol=_null(v), hermitian=True) @ y
-
-
-CANDIDATES = "semantic", "positional"
-
-
-class Heights(eqx.Module):
-    """Numbers of a `Landscape` in every replicate of the averages."""
-
-    semantic: Float[Array, "*R"]
-    positional: Float[Array, "*R"]
-    curvature_semantic: Float[Array, "*R"]
-    curvature_positional: Float[Array, "*R"]
-    slope_semantic: Float[Array, "*R"]
-    slope_positional: Float[Array, "*R"]
-    status: Int[Array, "*R"]
-
-
-class Landscape(Replicated):
-    """The population risk at its candidates for a minimum, and at the origin.
-
-    Attributes:
-        model, kappa: the setting.
-        size: fixed size R of the student, or None if the ridge kappa limits it.
-        replicates: the numbers in every replicate of the averages.
-        mean: means: `semantic` and `positional` are the risks of the two candidates, `curvature_semantic` and
-            `curvature_positional` the smallest curvatures there, `slope_semantic` and `slope_positional` the second
-            derivatives of the risk at the origin towards teacher and encodings. The origin is a student without
-            overlaps of the fixed size, or a student of size zero.
-    """
-
-    model: Model
-    kappa: Float[Array, "*batch"]
-    size: Float[Array, "*batch"] | None
-    replicates: Heights
-    batch_probe = "kappa", 0
-    SETTING = "kappa", "size"
-    SHOWN: ClassVar = {
-        "semantic": "risk of the student that follows the teacher",
-        "positional": "risk of the student that follows the encodings",
-        "curvature_semantic": "smallest curvature there; positive at a minimum",
-        "curvature_positional": "smallest curvature there; positive at a minimum",
-        "slope_semantic": "curvature at the origin towards the teacher",
-        "slope_positional": "curvature at the origin towards the encodings",
-    }
-    FLAGS = ("label",)
-
-    @property
-    def differences(self) -> dict[str, Float[Array, "*batch"]]:
-        """Numbers that change sign where a label changes.
-
-        "global": positive where the positional candidate has the smaller risk. "steepest": positive where the descent
-        from the origin is steepest towards the encodings. "several": positive where both candidates are minima.
-        """
-        h = self.mean
-        return {
-            "global": h.semantic - h.positional,
-            "steepest": h.slope_semantic - h.slope_positional,
-            "several": jnp.minimum(h.curvature_semantic, h.curvature_positional),
-        }
-
-    @property
-    def label(self) -> Int[Array, "*batch"]:
-        """One if the global minimum is positional, plus 2 if the steepest descent is, plus 4 for two minima."""
-        signs = [(d > 0).astype(jnp.int32) for d in self.differences.values()]
-        return signs[0] + 2 * signs[1] + 4 * signs[2]
-
-    @property
-    def title(self) -> str:
-        where = f"kappa = {self.kappa:g}" if self.size is None else f"size {self.size:g}"
-        return f"Population risk at {where}: {words_of(int(self.label))}"
-
-
-def words_of(label: int) -> str:
-    """Return the meaning of a label in words."""
-    minimum, steepest = CANDIDATES[label % 2], CANDIDATES[label // 2 % 2]
-    return f"{minimum} minimum, {steepest} descent, {'two minima' if label >= 4 else 'one minimum'}"
-
-
-def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNodes = None) -> Landscape:
-    """Return the population risk at its candidates for a minimum, and its curvatures at the origin.
-
-    The function works under `jit`, `vmap` and `grad`.
+def _pseudo_inverse(matrix: Float[Array, "n n"], positive: bool = False) -> Float[Array, "n n"]:
+    """Return the inverse of a symmetric matrix without directions in which nothing changes, its zero eigenvalues.
 
     Args:
-        model: any smooth, even layer with independent tokens whose covariances have one eigenvalue each.
-        kappa: ridge per sample.
-        size: fixed size ``R = Q^T Q / d`` of a student on a sphere, for rank one and one direction of the encodings;
-            the ridge then changes nothing. By default the ridge limits the student.
-        nodes: as in `population`; by default 2^18 Sobol points for a student on a sphere, where the tokens are often
-            too large for a grid.
-
-    Raises:
-        InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
+        positive: whether negative eigenvalues are taken as positive.
     """
-    kappa = checked_ridge(model, kappa)
-    if size is None:
-        return Landscape(model, kappa, None, _with_ridge(model, kappa, span_rule(model, nodes)))
-    size = require_positive(size, "size", model.lam.dtype)
-    ranks = *model.shape[1:], directions_of(model) or 1
-    if ranks != (1, 1, 1):
-        requirement = "must be None unless student, teacher and encodings have one direction each"
-        raise InputError("size", f"{requirement}, got {ranks} directions")
-    rule = make_rule(nodes, Fields.of(model, student=1), Sobol(SOBOL_SIZES["sphere"]))
-    return Landscape(model, kappa, size, _on_sphere(model, size, rule))
-
-
-def _with_ridge(model: Model, kappa: Float[Array, ""], rule: Rule) -> Heights:
-    semantic, positional = (states_of(model, kappa, rule, branch) for branch in CANDIDATES)
-    worst = jnp.maximum(semantic.status, positional.status)
-    # A candidate of size zero is absent as a branch; it is then the origin, and its numbers hold.
-    status = jnp.where(worst == Status.absent, Status.converged, worst)
-    teacher, encodings = _slopes_at_zero(model, kappa, rule)
-    return Heights(semantic.risk, positional.risk, semantic.curvature, positional.curvature, teacher, encodings, status)
-
-
-@program
-def _slopes_at_zero(model: Model, kappa: Array, rule: Rule) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
-    """Return the smallest curvatures of the risk of a student of size zero, towards teacher and encodings."""
-    (_, r, t), e = model.shape, rule.stack.shape[1]
-
-    def slopes(replicate: Replicate) -> tuple[Array, Array]:
-        zero = jnp.zeros(r * (t + e), model.lam.dtype)
-        risk = Risk.of(model, kappa, replicate, jnp.ones_like(zero))
-        hessian = jax.hessian(lambda v: risk.value(v))(zero)
-        along_teacher, along_encodings = hessian[: r * t, : r * t], hessian[r * t :, r * t :]
-        return jnp.linalg.eigvalsh(along_teacher)[0], jnp.linalg.eigvalsh(along_encodings)[0]
-
-    return rule.each(slopes)
-
-
-@program
-def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
-    gamma, radius = model.law().gamma[0], jnp.sqrt(size)
-
-    def heights(replicate: Replicate) -> Heights:
-        risk = Risk.of(model, jnp.zeros_like(size), replicate, jnp.ones(2, size.dtype))
-        unit = cholesky(model.law().pi[0])
-
-        def on_circle(angle: Array) -> Float[Array, ""]:
-            """Return the risk of a student that teacher and encodings span."""
-            return risk.error(radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
-
-        def candidate(angle: float) -> tuple[Array, Array]:
-            """Return the risk there, and the smaller of the curvature along the circle and the slope into the disc."""
-            place = jnp.asarray(angle, size.dtype)
-            v = radius * jnp.stack([jnp.cos(place), jnp.sin(place)])
-            inwards = size * risk.outside(v)[0, 0] - v @ jax.grad(lambda v: risk.error(v))(v)
-            return on_circle(place), jnp.minimum(jax.grad(jax.grad(on_circle))(place), inwards)
-
-        def at_fixed_size(v: Float[Array, " 2"]) -> Float[Array, ""]:
-            """Return the risk near the origin, where most of the student has no overlaps."""
-            q = gamma[:, None, None] * jnp.full((1, 1), size)
-            x = Overlaps(q, jnp.zeros_like(q), gamma[:, None, None] * (unit * v[0]), risk.encodings * v[1])
-            return average(replicate, lambda block: error_in_block(model, x, replicate, block))
-
-        hessian = jax.hessian(at_fixed_size)(jnp.zeros(2, size.dtype))
-        (semantic, bend_semantic), (positional, bend_positional) = candidate(0.0), candidate(np.pi / 2)
-        numbers = jnp.stack([semantic, positional, bend_semantic, bend_positional])
-        finite = jnp.all(jnp.isfinite(numbers)) & jnp.all(jnp.isfinite(hessian))
-        status = jnp.where(finite, Status.converged, Status.nonfinite).astype(jnp.int32)
-        return Heights(semantic, positional, bend_semantic, bend_positional, hessian[0, 0], hessian[1, 1], status)
-
-    return rule.each(heights)
+    values, vectors = jnp.linalg.eigh(lax.stop_gradient(matrix))
+    is_null = jnp.abs(values) <= _null(values) * jnp.max(jnp.abs(values))
+    sizes = jnp.where(is_null, jnp.inf, jnp.abs(values) if positive else values)
+    return (vectors / sizes) @ vectors.T

@@ -14,7 +14,7 @@ from scipy.interpolate import CubicHermiteSpline
 from ..base.arrays import spread_to
 from ..base.errors import InputError, require
 from ..base.report import Row
-from ..dynamics.population import words_of
+from ..dynamics.landscape import words_of
 from ..model.overlaps import BRANCHES
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint

@@ -17,7 +17,7 @@ from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.results import Settings
-from ..dynamics.population import landscape
+from ..dynamics.landscape import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, branch_of

@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from ..base.errors import require
-from ..dynamics.population import words_of
+from ..dynamics.landscape import words_of
 from ..model.overlaps import PAIR
 from .style import (
     ALONE,
