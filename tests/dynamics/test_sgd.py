@@ -187,6 +187,10 @@ def test_times_of_events(model, grid):
     never = path.crossing("gen_error below", 0.0)
     assert not never.ok and never.status_name == "absent" and np.isnan(never.t) and "does not happen" in str(never)
     assert not path.crossing("m overtakes theta").ok  # the start has both of one size
+    before = short(model, grid, (0.5, 0.3, 0.1))
+    for event, value in (("gen_error below", 1.0), ("theta overtakes m", 0.0)):
+        crossing = before.crossing(event, value)
+        assert crossing.status_name == "absent" and "holds before the first time" in str(crossing)
 
     def time(eta, level):
         return short(model, grid, eta=eta).crossing("gen_error below", level).t
@@ -200,6 +204,10 @@ def test_times_of_events(model, grid):
 
 def test_statuses(model, grid):
     assert short(ta.DotProduct(omega=0.9), grid, (0.1, 0.01, 0.2), until=600.0, steps=64).status_name == "steady state"
+    # Slow and short trajectories end near their start, which is not steady: an overlap grows.
+    for start, options in (((0.05, 0.01, 0.003), {"eta": 1e-3, "until": 100.0}), (START, {"until": 1e-12})):
+        path = short(ta.DotProduct(omega=0.1), grid, start, **options)
+        assert path.status_name == "time over" and float(path.replicates.growth[0]) > 0
     lost = short(model, grid, eta=1e160)  # the losses are bounded: a trajectory blows up where eta^2 overflows
     assert lost.status_name == "blown up" and not lost.ok
 
@@ -210,7 +218,7 @@ def test_a_state_that_something_still_leaves_is_not_steady(grid):
     path = short(layer, grid, (0.05, 1e-9, 0.05), until=600.0, steps=64)
     first = indexed(path.replicates, 0)  # the grid that is not rotated has the symmetry of theta
     assert int(first.status) == ta.Status.max_steps and float(path.m[-1]) > 0.2
-    assert float(first.change) * 600 < 0.01 and float(first.growth) * 600 > 1
+    assert float(first.remaining) < 0.01 and float(first.growth) * 600 > 1
 
 
 def test_a_trajectory_continues(model, grid):
@@ -251,6 +259,17 @@ def test_starts_at_several_eigenvalues():
     assert np.min(np.linalg.eigvalsh(gram)) > -1e-10
     number = flow.start_moments(model, (0.5, 0.1, 0.1))
     assert float(jnp.tensordot(law.weights, number.M, 1)[1, 0]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("size", "R"), [(2e-4, 250.0), (0.0, 0.5)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_small_encodings_keep_their_start(size, R, dtype):
+    """The start has the overlaps that were asked for; those that no student has are refused."""
+    model = ta.DotProduct(encodings=[[size], [-size]], dtype=dtype)
+    s = flow.start_moments(model, (R, 0.01, 0.003 * bool(size)))
+    np.testing.assert_allclose(s.M.ravel(), [0.003 * bool(size), -0.003 * bool(size)], rtol=1e-5)
+    with pytest.raises(ta.InputError, match="R larger" if size else "zero with a zero encoding"):
+        flow.start_moments(model, (0.05, 0.01, 0.003))
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,20 @@ def test_closed_form():
     assert weak.first == "bulk" and "does not separate" in str(weak)
 
 
+def test_eigenvalues_of_zero():
+    """Tokens in a share w of the dimensions: a smaller problem, with all of lam + rate times w^2."""
+    w, p, one = 0.6, np.array([[1.0, -1.0], [-1.0, 1.0]]), np.ones((1, 1, 1))
+
+    def law(weights, gamma, size, teacher):
+        tau, pi = (np.multiply.outer(np.array(a), b) for a, b in ((size, p), (teacher, one[0])))
+        return ta.DotProduct(spectrum=ta.SpectralLaw(weights, np.outer(gamma, [1, 1]), tau, pi, 0 * pi[:, [0, 0]]))
+
+    part = ta.small_start(law([w, 1 - w], [0.25, 0.0], [1 / w, 0.0], [1 / w, 0.0]), 2.0)
+    whole = ta.small_start(law([1.0], [0.25], [1.0], [1.0]), 2.0 / w)
+    for name in ("encodings", "teacher", "bulk"):
+        assert float(getattr(part, name)) == pytest.approx(w**2 * (float(getattr(whole, name)) + 0.01) - 0.01, rel=1e-8)
+
+
 def test_separation(model):
     names = "encodings separate", "teacher separates"
     encodings, teacher = alphas = [ta.threshold(model, name) for name in names]

@@ -46,7 +46,18 @@ from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
-from .flow import directions_of, encodings_on_directions, forces, integrated, needs_span, refined
+from .flow import (
+    Span,
+    directions_of,
+    encodings_on_directions,
+    forces,
+    integrated,
+    is_direction,
+    most_directions,
+    needs_span,
+    refined,
+    span_of,
+)
 from .sgd import first_crossing
 
 MECHANISMS = "encodings", "teacher"
@@ -143,14 +154,9 @@ class Emergence(Replicated):
         def excess(s: Fluctuations) -> Array:
             return getattr(s, mechanism) / d - share * jnp.trace(s.R)
 
-        def time(values: Fluctuations, rates: Fluctuations) -> Array:
-            f, slope = jax.vmap(lambda s, v: jax.jvp(excess, (s,), (v,)))(values, rates)
-            return first_crossing(f, slope, self.t)
-
         runs = self.replicates
         event = f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism
-        times = jax.vmap(time)(runs.fluctuations, runs.rate)
-        return Quantity.of_existing(times, name="t", event=event, meaning="time in steps / d")
+        return first_crossing(excess, runs.fluctuations, runs.rate, self.t, event)
 
     plot = picture(
         "simulations.emergence_figure",
@@ -220,13 +226,12 @@ def emergence(
         raise InputError("R", f"must be a number or of shape {(r, r)}, got shape {R.shape}")
     if is_concrete(R) and not (np.allclose(R, R.T) and np.linalg.eigvalsh(np.asarray(R))[0] > 0):
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
-    directions = jnp.zeros(directions_of(model) or model.shape[0], dtype)
+    directions = jnp.zeros(directions_of(model) or most_directions(model), dtype)
 
-    scale = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
-    W = jnp.kron(R, scale * jnp.eye(model.shape[2] + len(directions), dtype=dtype))
+    is_random = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
 
     def run(steps: int) -> Run:
-        return _runs(model, R, W, (eta, kappa, until), directions, rule, points, steps)
+        return _runs(model, R, jnp.asarray(is_random, dtype), (eta, kappa, until), directions, rule, points, steps)
 
     is_fixed = steps is not None or not at_top_level(model, R, eta, kappa, until)
     replicates = run(steps or 1) if is_fixed else refined(run, 1, _MOST)
@@ -237,7 +242,7 @@ def emergence(
 def _runs(
     model: Model,
     R: Float[Array, "r r"],
-    W: Float[Array, "n n"],
+    is_random: Float[Array, ""],
     numbers: tuple[Array, Array, Array],
     directions: Float[Array, " e"],
     rule: Rule,
@@ -255,6 +260,7 @@ def _runs(
 
     def run(replicate: Replicate) -> Run:
         equations = _Equations(model, eta, kappa, replicate, directions)
+        W = is_random * jnp.kron(R, jnp.diag(jnp.concatenate(equations.exist)))
         sizes = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
         coefficients = lax.map(jax.checkpoint(lambda R: equations.coefficients(R)), sizes)
         fine = _integrated_covariance(coefficients, W, 2 * until / count)
@@ -320,27 +326,36 @@ class _Equations(eqx.Module):
         return r, t, len(self.directions)
 
     @property
+    def law(self) -> Span:
+        return span_of(self.model)
+
+    @property
     def encodings(self) -> Float[Array, "L e"]:
-        return encodings_on_directions(self.model.law().tau[0], self.directions)
+        return encodings_on_directions(self.law.tau, self.directions)
+
+    @property
+    def exist(self) -> tuple[Float[Array, " t"], Float[Array, " e"]]:
+        """One at the directions of teacher and encodings; zero where dependent encodings have no direction."""
+        return jnp.ones(self.sizes[1], self.directions.dtype), is_direction(self.encodings)
 
     def overlaps(self, R: Float[Array, "r r"], v: Float[Array, " n"]) -> Overlaps:
         """Return the overlaps of a student whose part without overlaps has the size R."""
         r, t, _ = self.sizes
-        v, gamma = v.reshape(r, -1), self.model.law().gamma[0][:, None, None]
-        q, C = gamma * (R + v @ v.T), cholesky(self.model.law().pi[0])
+        v, gamma = v.reshape(r, -1), self.law.gamma[:, None, None]
+        q, C = gamma * (R + v @ v.T), cholesky(self.law.pi)
         return Overlaps(q, jnp.zeros_like(q), gamma * (v[:, :t] @ C.T), self.encodings @ v[:, t:].T)
 
     def size_rate(self, R: Float[Array, "r r"]) -> Float[Array, "r r"]:
         """Return the derivative of R in time."""
-        (r, t, e), gamma = self.sizes, self.model.law().gamma[0]
+        (r, t, e), gamma = self.sizes, self.law.gamma
         f = forces(self.model, self.overlaps(R, jnp.zeros(r * (t + e), R.dtype)), self.replicate)
         A = 2 * jnp.einsum("l,lab->ab", gamma, symmetric(f.gradient.q)) + self.kappa * jnp.eye(r, dtype=R.dtype)
         return -2 * self.eta * symmetric(A @ R) + self.eta**2 * jnp.einsum("l,lab->ab", gamma, f.noise)
 
     def coefficients(self, R: Float[Array, "r r"]) -> _Coefficients:
         """Return the coefficients of the linear equation for a student of size R."""
-        (r, t, e), gamma = self.sizes, self.model.law().gamma[0]
-        whiten, P = inverse(cholesky(self.model.law().pi[0])), self.encodings
+        (r, t, e), gamma = self.sizes, self.law.gamma
+        whiten, P = inverse(cholesky(self.law.pi)), self.encodings
         zero = jnp.zeros(r * (t + e), R.dtype)
 
         def block_sums(model: Model, block: Any) -> tuple[Array, Array]:
@@ -355,7 +370,7 @@ class _Equations(eqx.Module):
             square = jnp.einsum("l,lan,lbn,n->ab", gamma, u, u, weight)
             return jax.hessian(error)(zero), (weight * S) @ S.T + jnp.kron(square, is_encoding)
 
-        is_encoding = jnp.diag(jnp.concatenate([jnp.zeros(t, R.dtype), jnp.ones(e, R.dtype)]))
+        is_encoding = jnp.diag(jnp.concatenate([jnp.zeros(t, R.dtype), self.exist[1]]))
         hessian, D = over_nodes(self.model, self.replicate, block_sums)
         return _Coefficients(-self.eta * (hessian + self.kappa * jnp.eye(len(D), dtype=D.dtype)), self.eta**2 * D)
 
@@ -365,9 +380,16 @@ class _Equations(eqx.Module):
         """Return variances and growth rates of the two mechanisms, and the derivatives of R and the variances."""
         r, t, e = self.sizes
         W, slope, drift = (a.reshape(r, t + e, r, t + e) for a in (W, at.rate(W), at.drift))
-        parts = (slice(t, None), e), (slice(t), t)
+        parts = (slice(t, None), self.exist[1]), (slice(t), self.exist[0])
         variances = [[jnp.einsum("aiai->", a[:, part, :, part]) for part, _ in parts] for a in (W, slope)]
-        growths = [jnp.linalg.eigvalsh(drift[:, part, :, part].reshape(r * n, r * n))[-1] for part, n in parts]
+
+        def growth(part: slice, exist: Array) -> Array:
+            """Return the largest eigenvalue of the drift; directions that do not exist get the lowest one."""
+            block = exist[:, None, None] * drift[:, part, :, part] * exist
+            block -= jnp.linalg.norm(drift) * jnp.einsum("ab,ij->aibj", jnp.eye(r), jnp.diag(1 - exist))
+            return jnp.linalg.eigvalsh(block.reshape(2 * (r * len(exist),)))[-1]
+
+        growths = [growth(*part) for part in parts]
         zero = jnp.zeros_like(growths[0])
         values = Fluctuations(R, variances[0][0], variances[0][1], growths[0], growths[1])
         return values, Fluctuations(rate, variances[1][0], variances[1][1], zero, zero)

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import precise
-from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
+from ..base.errors import InputError, as_array, is_concrete, require, require_kind, with_values
 from ..base.results import Status
 from ..model.checks import needs
 from ..model.model import Model
@@ -40,6 +40,8 @@ from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
 
 State = TypeVar("State")
+_SAME = 1e-6  # relative difference below which numbers agree
+_NO_DIRECTION = 1e-6  # square of the encodings along a direction, relative to the largest, below which it is none
 
 
 @runtime_checkable
@@ -98,23 +100,57 @@ def moved(s: State, velocity: State, time: Any) -> State:
     return jax.tree.map(lambda a, b: a + time * b, s, velocity)
 
 
+class Span(NamedTuple):
+    """Law of tokens whose covariances are multiples of the identity, with the atoms of the spectrum in one.
+
+    Attributes:
+        gamma: variances of the tokens.
+        tau: inner products of the encodings.
+        pi: inner products of the teacher's columns, over d.
+    """
+
+    gamma: Float[Array, " L"]
+    tau: Float[Array, "L L"]
+    pi: Float[Array, "t t"]
+
+
+def span_of(model: Model) -> Span:
+    """Return the law of a model that `needs_span` lets pass."""
+    law = model.law()
+    return Span(*(jnp.tensordot(law.weights, a, 1) for a in (law.gamma, law.tau, law.pi)))
+
+
 def needs_span(model: Model, purpose: str) -> None:
     """Check that what a student learns lies in the span of teacher and encodings, and that its risk is smooth.
 
     Raises:
         InputError: as `needs`, whose message says `purpose`.
     """
-    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, one_eigenvalue=True)
+    law = model.law()
+    is_split = len(law.weights) > 1 and is_concrete(law)
+    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, one_eigenvalue=not is_split)
+    if is_split:
+        with with_values():
+            gamma = np.asarray(law.gamma)[np.asarray(law.weights) > 0]
+            requirement = f"those of one eigenvalue, the same at all atoms of positive weight, for {purpose}"
+            require(np.ptp(gamma, 0) <= _SAME * gamma[0], "law.gamma", gamma, requirement)
 
 
 def directions_of(model: Model) -> int | None:
     """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
-    tau, encodings = model.law().tau[0], getattr(model, "encodings", None)
+    encodings = getattr(model, "encodings", None)
+    tau = span_of(model).tau if encodings is None else encodings
     if not is_concrete(tau):
-        return None if encodings is None else min(encodings.shape)
+        return None
     with with_values():
-        gram = np.asarray(tau)
-        return max(1, int(np.linalg.matrix_rank(gram, hermitian=True, tol=1e-6 * np.abs(gram).max())))
+        values = np.asarray(tau) if encodings is None else np.asarray(encodings) @ np.asarray(encodings).T
+        return max(1, int(np.linalg.matrix_rank(values, hermitian=True, tol=_NO_DIRECTION * np.abs(values).max())))
+
+
+def most_directions(model: Model) -> int:
+    """Return the largest number of orthonormal directions that the encodings of a traced model can have."""
+    encodings = getattr(model, "encodings", None)
+    return model.shape[0] if encodings is None else min(encodings.shape)
 
 
 @jax.custom_jvp
@@ -128,15 +164,18 @@ def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, "
     return vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
 
 
+def is_direction(P: Float[Array, "L e"]) -> Float[Array, " e"]:
+    """Return one for the columns of `encodings_on_directions` that are not zero, and zero for the others."""
+    squares = jnp.sum(P**2, 0)
+    return (squares > _NO_DIRECTION * jnp.max(squares)).astype(P.dtype)
+
+
 @encodings_on_directions.defjvp
 @precise
 def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
     P = encodings_on_directions(*primals)
     change = tangents[0] @ jnp.linalg.pinv(P, rtol=1e-6).T
     return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change
-
-
-_SAME = 1e-6  # relative difference below which numbers of a start agree
 
 
 class Moments(eqx.Module):
@@ -192,6 +231,19 @@ def drift(model: Model, s: Moments, f: Forces, eta: Float[Array, ""], kappa: Flo
     return Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M)
 
 
+def inverse_gram(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """Return the pseudo-inverse of inner products of vectors; the lengths of the vectors do not matter."""
+    sizes = lengths_of(gram)
+    unit = sizes[:, None] * sizes
+    return jnp.linalg.pinv(gram / unit, hermitian=True) / unit
+
+
+def lengths_of(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
+    """Return the lengths of vectors from their inner products; one for a vector of length zero."""
+    squares = jnp.diagonal(gram)
+    return jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
+
+
 def gram_of(model: Model) -> Float[Array, "n n"]:
     """Return the inner products of the teacher's columns, over d, and of the encodings."""
     law = model.law()
@@ -219,28 +271,29 @@ def start_moments(model: Model, start: Any) -> Moments:
     gram = gram_of(model)
     R, Theta = (a * unit if a.ndim == 0 else a for a, unit in ((R, jnp.eye(r, dtype=dtype)), (Theta, semantic)))
     if m.ndim < 2:  # a student in the direction of the first encoding
-        m = gram[t:, t, None] / gram[t, t] * (m * positional if m.ndim == 0 else m)
+        along = jnp.where(gram[t, t] > 0, gram[t:, t] / jnp.where(gram[t, t] > 0, gram[t, t], 1.0), 1.0)
+        m = along[:, None] * (m * positional if m.ndim == 0 else m)
     for name, a, shape in (("R", R, (r, r)), ("Theta", Theta, (r, t)), ("m", m, (law.tau.shape[1], r))):
         if a.shape != shape:
             raise InputError("start", f"must have {name} of shape {shape}, got shape {a.shape}")
     overlap = jnp.concatenate([Theta, m.T], 1)
-    mix = overlap @ jnp.linalg.pinv(gram, hermitian=True)
+    mix = overlap @ inverse_gram(gram)
     rest = R - mix @ overlap.T
     if is_concrete(model, R, Theta, m):
         with with_values():
-            _check_start(R, overlap, mix @ gram, rest)
+            _check_start(R, overlap, mix @ gram, rest, lengths_of(gram))
     B, C = mix[:, :t], mix[:, t:]
     crossed = jnp.swapaxes(law.cross, 1, 2)
     Thetas, Ms = B @ law.pi + C @ law.cross, B @ crossed + C @ law.tau
     return Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms)
 
 
-def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array) -> None:
+def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array, lengths: Array) -> None:
     size = float(jnp.max(jnp.abs(R)))
     if float(jnp.max(jnp.abs(R - R.T))) > _SAME * size:
         raise InputError("start", f"must have R symmetric, got R={R.tolist()}")
-    if float(jnp.max(jnp.abs(spanned - overlap))) > _SAME * float(jnp.max(jnp.abs(overlap))):
-        text = "must have overlaps that a student can have (of p_1 = -p_2 follows m_1 = -m_2)"
+    if float(jnp.max(jnp.abs(spanned - overlap) / lengths)) > _SAME * float(jnp.max(jnp.abs(overlap) / lengths)):
+        text = "must have overlaps that a student can have (m_1 = -m_2 if p_1 = -p_2, and zero with a zero encoding)"
         raise InputError("start", f"{text}, got Theta and m={overlap.tolist()}: or give m of the first encoding alone")
     if not float(jnp.linalg.eigvalsh(rest)[0]) > 0:
         text = f"must have R larger than what Theta and m alone make of it, {(R - rest).tolist()}"

@@ -24,7 +24,7 @@ from ..base.results import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..theory.observables import error_in_block
-from .flow import directions_of
+from .flow import directions_of, span_of
 from .population import Risk, checked_ridge, span_rule, states_of
 
 CANDIDATES = "semantic", "positional"
@@ -157,11 +157,12 @@ def _slopes_at_zero(model: Model, kappa: Array, rule: Rule) -> tuple[Float[Array
 
 @program
 def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
-    gamma, radius = model.law().gamma[0], jnp.sqrt(size)
+    law, radius = span_of(model), jnp.sqrt(size)
+    gamma = law.gamma[:, None, None]
 
     def heights(replicate: Replicate) -> Heights:
         risk = Risk.of(model, jnp.zeros_like(size), replicate, jnp.ones(2, size.dtype))
-        unit = cholesky(model.law().pi[0])
+        unit = cholesky(law.pi)
 
         def on_circle(angle: Array) -> Float[Array, ""]:
             """Return the risk of a student that teacher and encodings span."""
@@ -176,8 +177,8 @@ def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
 
         def at_fixed_size(v: Float[Array, " 2"]) -> Float[Array, ""]:
             """Return the risk near the origin, where most of the student has no overlaps."""
-            q = gamma[:, None, None] * jnp.full((1, 1), size)
-            x = Overlaps(q, jnp.zeros_like(q), gamma[:, None, None] * (unit * v[0]), risk.encodings * v[1])
+            q = gamma * jnp.full((1, 1), size)
+            x = Overlaps(q, jnp.zeros_like(q), gamma * (unit * v[0]), risk.encodings * v[1])
             return average(replicate, lambda block: error_in_block(model, x, replicate, block))
 
         hessian = jax.hessian(at_fixed_size)(jnp.zeros(2, size.dtype))

@@ -27,7 +27,7 @@ from ..base.errors import InputError, require_not_negative
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of, symmetric, vanished
-from .flow import directions_of, encodings_on_directions, needs_span
+from .flow import directions_of, encodings_on_directions, most_directions, needs_span, span_of
 
 _MOST_STEPS = 100
 _SIZES = 2.0 ** np.arange(-16, 9)  # sizes of a start's fields, in units of `Model.field_scale`, that are tried
@@ -145,8 +145,9 @@ def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | N
 
 def span_rule(model: Model, nodes: AnyNodes) -> Rule:
     """Return the averages of `population`: over fluctuations along the encodings, and the teacher's fields."""
-    # While jax traces the law, a rule that was made says how many directions the encodings have.
-    directions = directions_of(model) or (nodes.stack.shape[1] if isinstance(nodes, Rule) else model.shape[0])
+    # While jax traces the encodings, a rule that was made says how many directions they have.
+    most = nodes.stack.shape[1] if isinstance(nodes, Rule) else most_directions(model)
+    directions = directions_of(model) or most
     fields = Fields.of(model, student=directions)
     return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
@@ -171,8 +172,8 @@ class Risk(eqx.Module):
     @classmethod
     def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " 2"]) -> Risk:
         """Make the risk with encodings on as many directions as the nodes of the replicate have."""
-        law, (_, r, t), e = model.law(), model.shape, replicate.shape[1]
-        P, gamma = encodings_on_directions(law.tau[0], jnp.zeros(e, model.lam.dtype)), jnp.mean(law.gamma[0])
+        law, (_, r, t), e = span_of(model), model.shape, replicate.shape[1]
+        P, gamma = encodings_on_directions(law.tau, jnp.zeros(e, model.lam.dtype)), jnp.mean(law.gamma)
         sizes = jnp.concatenate([jnp.full(r * t, gamma), jnp.repeat(gamma + jnp.mean(P**2, 0), r)])
         is_free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
         return cls(model, kappa, replicate, P, lax.stop_gradient(sizes**-0.5), is_free)
@@ -184,7 +185,7 @@ class Risk(eqx.Module):
 
     def at_nodes(self, v: Float[Array, " n"], block: Any) -> tuple[Array, Array, Array]:
         """Return the student's fields, the teacher's, and the weights of one block."""
-        (b, c), t, gamma = self.split(v), self.model.shape[2], self.model.law().gamma[0]
+        (b, c), t, gamma = self.split(v), self.model.shape[2], span_of(self.model).gamma
         eta, normals, weight = self.replicate.quadrature(block)
         h = jnp.einsum("at,ltn->lan", b, normals[:, :t]) + jnp.einsum("ea,len->lan", c, eta)
         h = jnp.sqrt(gamma)[:, None, None] * h + (self.encodings @ c)[..., None]
@@ -251,7 +252,7 @@ class Risk(eqx.Module):
     @precise
     def outside(self, v: Float[Array, " n"]) -> Float[Array, "r r"]:
         """Return the Hessian of the risk in directions outside the span."""
-        (L, r, _), gamma = self.model.shape, self.model.law().gamma[0]
+        (L, r, _), gamma = self.model.shape, span_of(self.model).gamma
 
         def block_curvature(block: Any) -> Array:
             h, y, weight = self.at_nodes(v, block)
@@ -336,7 +337,8 @@ _length = jnp.linalg.norm
 def _states(
     model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
 ) -> PopulationState:
-    C, dtype = cholesky(model.law().pi[0]), model.lam.dtype
+    law, dtype = span_of(model), model.lam.dtype
+    C = cholesky(law.pi)
     ray = lax.stop_gradient(Risk.of(model, kappa, rule.replicate(0), free).start(m))
 
     tiny, root = jnp.finfo(dtype).tiny, jnp.finfo(dtype).eps ** 0.5
@@ -353,7 +355,7 @@ def _states(
         residual = _length(_pseudo_inverse(here.hessian) @ here.gradient) / jnp.maximum(_length(fixed), tiny)
         curvatures = jnp.linalg.eigvalsh(here.hessian)
         is_minimum = (residual < root) & (curvatures[0] > -root * curvatures[-1])
-        gamma = model.law().gamma[0][:, None, None]
+        gamma = law.gamma[:, None, None]
         x = Overlaps(gamma * (R + tiny), 0 * gamma * R, gamma * (b @ C.T), risk.encodings @ c)
         is_arbitrary = vanished(model, x, free) | (free[1] == 0) & ~frozen.sees_teacher(v)
         status = jnp.where(is_minimum, Status.converged, Status.max_steps)

@@ -7,7 +7,6 @@ The equations are those of `flow`. `sgd` integrates them, and a `Trajectory` hol
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -33,17 +32,30 @@ from ..base.errors import (
     require_positive,
 )
 from ..base.report import Description, picture, rows_of, with_error
-from ..base.results import MeanField, Replicated, Status
+from ..base.results import MeanField, Replicated, Status, quorum
 from ..model.checks import needs
+from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..model.parameters import scalar_parameters
 from ..theory.quantities import Quantity
-from .flow import Moments, drift, forces, gram_of, integrated, moved, overlaps_of, refined, start_moments
+from .flow import (
+    Moments,
+    State,
+    drift,
+    forces,
+    gram_of,
+    integrated,
+    inverse_gram,
+    overlaps_of,
+    refined,
+    start_moments,
+)
 
 _TOL = 1e-5  # error of the steps, relative to the size of the student, above which they do not resolve the trajectory
 _MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
-_STEADY = 0.01  # relative change in a time as long as the trajectory, below which its end is steady
-_NOTHING = 1e-10  # numbers below this are printed as zero: an overlap that decays becomes rounding
+_STEADY = 0.01  # distance to the steady state, relative to the student, below which the end is steady
+_NOTHING = 1e-9  # share of the student below which its overlap is printed as zero: what decays becomes rounding
+_NULL = 1e-9  # relative rate below which a perturbation does not move, as a rotation of the columns
 
 CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
     "theta overtakes m": lambda s, value: s.along_teacher - s.along_encodings - value,
@@ -85,7 +97,7 @@ class Run(eqx.Module):
         student, rate: the student at every time, and its derivative in time.
         moments: second moments at every atom of the spectrum.
         step_error: error of the steps, relative to the size of the student; see `sgd`.
-        change: relative change per unit of time at the end.
+        remaining: distance of the end to the steady state of the linearised flow, relative to the student.
         growth: rate at which the fastest perturbation of the end grows, the largest eigenvalue of the linearised flow.
         status: a `Status`.
     """
@@ -94,7 +106,7 @@ class Run(eqx.Module):
     rate: Student
     moments: Moments
     step_error: Float[Array, "*R"]
-    change: Float[Array, "*R"]
+    remaining: Float[Array, "*R"]
     growth: Float[Array, "*R"]
     status: Int[Array, "*R"]
 
@@ -162,6 +174,8 @@ class Trajectory(Replicated):
     def crossing(self, event: str | Callable[[Student], Any], value: Any = 0.0) -> Quantity:
         """Return the first time after the start at which a quantity becomes positive; it can be differentiated.
 
+        An event that holds from the start on has no such time; the `reason` of the result then says so.
+
         Args:
             event: one of "theta overtakes m" (the student's projection on the teacher becomes larger than that on the
                 encodings), "m overtakes theta", "risk below", "gen_error below"; or a function of a `Student` at one
@@ -184,17 +198,12 @@ class Trajectory(Replicated):
         if "below" in name and isinstance(event, str):
             name = f"{name} {value:g}" if at_top_level(value) else name
 
-        def time(student: Student, rate: Student, t: Array) -> Array:
-            f, slope = jax.vmap(lambda s, v: jax.jvp(lambda s: quantity(s, value), (s,), (v,)))(student, rate)
-            return first_crossing(f, slope, t)
+        def crossing(student: Student, rate: Student, t: Array) -> Quantity:
+            return first_crossing(lambda s: quantity(s, value), student, rate, t, name)
 
-        for axis in [None, *[0] * (jnp.ndim(self.t) - 1)]:
-            time = jax.vmap(time, (0, 0, axis))
-        times = time(self.replicates.student, self.replicates.rate, self.t)
-        crossing = partial(Quantity.of_existing, name="t", event=name, meaning="time in steps / d")
         for _ in range(jnp.ndim(self.t) - 1):
             crossing = jax.vmap(crossing)
-        return crossing(times)
+        return crossing(self.replicates.student, self.replicates.rate, self.t)
 
     def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.reduced(self.mean), self.reduced(self.stderr)
@@ -206,8 +215,10 @@ class Trajectory(Replicated):
         names = "R", "Theta", "m", "gen_error", "risk"
         mean, bars = (indexed(curves, -1) for curves in self.numbers())
         words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
+        parts = {"Theta": mean["along_teacher"], "m": mean["along_encodings"]}
+        size = np.trace(np.atleast_2d(mean["R"]))
         numbers, errors = (
-            {name: np.where(np.abs(mean[name]) < _NOTHING, 0.0, values[name]) for name in names}
+            {name: np.where(parts.get(name, size) < _NOTHING**2 * size, 0.0, values[name]) for name in names}
             for values in (mean, bars)
         )
         rows = rows_of(numbers, errors)
@@ -223,10 +234,31 @@ class Trajectory(Replicated):
     plot = picture("simulations.trajectory_figure", "order parameters and risk against time", "order", "loss")
 
 
-def first_crossing(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
+def first_crossing(
+    quantity: Callable[[State], Array], states: State, rates: State, t: Float[Array, " T"], event: str
+) -> Quantity:
+    """Return the first time at which a quantity of a state becomes positive.
+
+    Args:
+        quantity: a function of the state at one time.
+        states, rates: states and their derivatives in time, in every replicate and at every time.
+        t: times.
+        event: name of the event.
+    """
+    f, slopes = jax.vmap(jax.vmap(lambda s, rate: jax.jvp(quantity, (s,), (rate,))))(states, rates)
+    times = jax.vmap(_first_root, (0, 0, None))(f, slopes, t)
+    is_before = at_top_level(f) and quorum(f[:, 0] > _rounding(f)) and not quorum(jnp.isfinite(times))
+    note = "it holds before the first time" if is_before else ""
+    return Quantity.of_existing(times, name="t", event=event, meaning="time in steps / d", note=note)
+
+
+def _rounding(f: Float[Array, "*R T"]) -> Float[Array, "*R"]:  # a start at the event does not count
+    return 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f), -1)
+
+
+def _first_root(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
     """Return the time at which f first becomes positive, from its values and slopes at the times; NaN if never."""
-    zero_below = 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f))  # a start at the event does not count
-    rises = (f[:-1] < -zero_below) & (f[1:] > 0)
+    rises = (f[:-1] < -_rounding(f)) & (f[1:] > 0)
     k, happens, width = jnp.argmax(rises), jnp.any(rises), t[1] - t[0]
     # Where nothing happens, harmless numbers are used: derivatives of the unused branch must be finite.
     ends = [jnp.where(happens, a, safe) for a, safe in ((f[k], -1.0), (f[k + 1], 1.0))]
@@ -280,7 +312,8 @@ def sgd(
         steps: Runge-Kutta steps between two of them, a power of two.
 
     Returns:
-        A `Trajectory`; `crossing` gives the times of events on it.
+        A `Trajectory`; `crossing` gives the times of events on it. Its status is "steady state" if the end is within
+        1 % of a steady state in which no perturbation grows, and "time over" else.
 
     Raises:
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
@@ -338,21 +371,22 @@ def _run(
         error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
         return *jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate)), velocity
 
-    student, rate, velocity = lax.map(jax.checkpoint(state), moments)
+    student, rates, velocity = lax.map(jax.checkpoint(state), moments)
     # The same with half as many steps; if there is one between two points, it then spans two intervals.
     stride = 1 if steps > 1 else 2
     still = _flow(fixed[0], *fixed[2][:2], replicate)
     rough = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
     path, velocity = lax.stop_gradient((moments, velocity))
-    step_error = _distance(indexed(path, slice(None, None, stride)), rough) / 15
+    fine, law = indexed(path, slice(None, None, stride)), fixed[0].law()
+    step_error = _relative(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
     end = indexed(path, -1)
-    change = _distance(moved(end, indexed(velocity, -1), 1.0), end)
-    growth = _growth(still, end)
+    jump, growth, rate = _linearised(still, end, indexed(velocity, -1))
+    remaining = _relative(jump, end, law)
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, student))]))
-    is_steady = (change * until < _STEADY) & (growth * until < 1)
+    is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * rate)
     status = jnp.where(is_steady, Status.converged, Status.max_steps)
     status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
-    return Run(student, rate, moments, step_error, change, growth, jnp.where(finite, status, Status.nonfinite))
+    return Run(student, rates, moments, step_error, remaining, growth, jnp.where(finite, status, Status.nonfinite))
 
 
 def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
@@ -360,21 +394,31 @@ def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Calla
     return jax.checkpoint(lambda s: drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa))
 
 
-def _distance(a: Moments, b: Moments) -> Float[Array, ""]:
-    """Return the largest difference, relative to the student: R to its size, Theta and M to the root of that."""
-    size = jnp.max(jnp.abs(b.R), (-1, -2, -3))
-    differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b), (-1, -2, -3)), a, b)
-    return jnp.max(jnp.stack([differences.R / size, differences.Theta / size**0.5, differences.M / size**0.5]))
+def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]:
+    """Return the largest change of moments s, relative to the lengths of student, teacher and encodings."""
+
+    def largest(a: Float[Array, "*batch K a b"]) -> Float[Array, "*batch"]:
+        return jnp.maximum(jnp.max(jnp.abs(a), (-1, -2, -3)), jnp.finfo(a.dtype).tiny)
+
+    student = jnp.sqrt(largest(s.R))
+    others = student, jnp.sqrt(largest(law.pi)), jnp.sqrt(largest(law.tau))
+    return jnp.max(
+        jnp.stack([largest(a) / (student * b) for a, b in zip(jax.tree.leaves(change), others, strict=True)])
+    )
 
 
 @precise
-def _growth(flow: Callable[[Moments], Moments], s: Moments) -> Float[Array, ""]:
-    """Return the largest real part of the eigenvalues of the linearised flow."""
+def _linearised(
+    flow: Callable[[Moments], Moments], s: Moments, velocity: Moments
+) -> tuple[Moments, Float[Array, ""], Float[Array, ""]]:
+    """Return the way to the fixed point of the flow linearised at s, its fastest growth, and its fastest rate."""
     vector, unravel = ravel_pytree(s)
     _, along = jax.linearize(lambda v: ravel_pytree(flow(unravel(v)))[0], vector)
     rows = lax.map(along, jnp.eye(vector.size, dtype=vector.dtype))
     rows = jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0.0)
-    return jnp.max(jnp.real(jnp.linalg.eigvals(rows)))
+    rates = jnp.linalg.eigvals(rows)
+    jump = -ravel_pytree(velocity)[0] @ jnp.linalg.pinv(rows, rtol=_NULL)
+    return unravel(jump), jnp.max(jnp.real(rates)), jnp.max(jnp.abs(rates))
 
 
 @precise
@@ -384,7 +428,7 @@ def _student(model: Model, s: Moments, error: Array, kappa: Array) -> Student:
     R, Theta = jnp.tensordot(law.weights, s.R, 1), jnp.tensordot(law.weights, s.Theta, 1)
     gram = gram_of(model)
     along_teacher, along_encodings = (
-        jnp.einsum("ai,ij,aj->", a, jnp.linalg.pinv(g, hermitian=True), a)
+        jnp.einsum("ai,ij,aj->", a, inverse_gram(g), a)
         for a, g in ((Theta, gram[:t, :t]), (x.m[:L].T, gram[t : t + L, t : t + L]))
     )
     risk = error + 0.5 * kappa * jnp.trace(R)
