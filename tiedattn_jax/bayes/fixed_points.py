@@ -23,7 +23,7 @@ from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_r
 from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.report import Row, picture
+from ..base.report import Description, Row, picture
 from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model, Preimages
@@ -105,6 +105,16 @@ class BayesPoint(Replicated):
         kind = "Bayes-optimal" if self.start is None else f"Bayes-optimal, {self.start} start"
         return f"{kind} at alpha = {self.alpha:g}"
 
+    def describe(self) -> Description:
+        description, is_known = super().describe(), np.isposinf(self.free_entropy)
+        known = {
+            "free_entropy": ("infinite", "the teacher is known"),
+            "gen_error": ("0", "exact"),
+            "q": ("rho", "exact"),
+        }
+        rows = [(row[0], *known[row[0]]) if is_known else row for row in description.numbers]
+        return description._replace(numbers=rows)
+
     def details(self) -> list[Row]:
         if not self.hard or self.other is None:
             return []
@@ -133,7 +143,8 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
         model: the data and the target; `lam` and a ridge do not matter.
         alpha: samples per dimension, n / d.
         nodes: recipe of the averages over two draws of the teacher's fields, or number of nodes. By default a tensor
-            grid if labels give the teacher's fields up to a sign and there are few fields, else 2^13 Sobol points.
+            grid if labels give the teacher's fields up to a sign and there are few fields, else 2^13 Sobol points. A
+            teacher of two columns needs them, as it takes minutes.
         start: "uninformed" for the state that message passing reaches from a random start, "informed" for the one that
             it reaches from the teacher. By default both are solved, and the one with the larger free entropy, which is
             the optimal one, is returned; `hard` says whether they differ.
@@ -143,12 +154,18 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
 
     Raises:
         InputError: alpha is not positive; the model has a penalty, no `target` or no `preimages`; its target does not
-            depend on the teacher (omega is one); or the teacher's fields do not have mean zero.
+            depend on the teacher (omega is one); the teacher's fields do not have mean zero; or a teacher of two
+            columns comes without nodes.
     """
     check_bayes(model)
     alpha = check_alpha(model, alpha)
     if start is not None:
         start = require_choice(start, "start", STARTS)
+    if nodes is None and jax.eval_shape(_label, model).spacing:
+        text = "must be given for a teacher of two columns: the default takes about seven minutes on two cores. Pass"
+        raise InputError(
+            "nodes", f"{text} nodes=Sobol(2**8, replicates=2) for one, Sobol({SOBOL_SIZES['label grids']}) for seven"
+        )
     rule = averages_of(model, nodes)
 
     def state(name: str) -> BayesState:
@@ -243,7 +260,10 @@ def _states(model: Model, alpha: Array, rule: Rule, start: Array, closed_form: b
         is_coarse = jnp.min(jnp.linalg.eigvalsh(x.V)) <= (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
         status = jnp.where((spacing > 0) & is_coarse, Status.unresolved, solution.status)
         x = either(solution.is_zero, Posterior(0 * x.q, x.q + x.V), x)
-        return BayesState(x.q, x.V, hats, gen_error(model, x, replicate), entropy, solution.residual, status)
+        # The roots that the error needs have no derivative at V = 0.
+        error = jnp.where(solution.is_perfect, 0.0, gen_error(model, x, replicate))
+        x = either(solution.is_perfect, Posterior(x.q + x.V, 0 * x.V), x)
+        return BayesState(x.q, x.V, hats, error, entropy, solution.residual, status)
 
     if closed_form:
         solution = _search(model, alpha, start, lambda x: sign_channel(model, x, noise), alike=True)
