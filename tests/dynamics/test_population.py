@@ -102,6 +102,35 @@ def test_two_columns_learn_both_mechanisms():
     assert abs(float(theta @ m)) < 1e-6 and float(jnp.linalg.norm(m)) > 0.05
 
 
+@pytest.mark.parametrize(
+    ("options", "kappa", "R", "Theta", "risk"),
+    [
+        ({"sigma": 5, "teacher": 0.01}, 0.312, 0.008334, 0.009129, 0.03590),
+        ({"sigma": 0.02}, 0.0, 8.7441**2, 8.7441, 5.3925e-7),
+    ],
+    ids=["small-teacher", "small-fields"],
+)
+def test_minima_in_other_units(options, kappa, R, Theta, risk):
+    """Minima far from the standard units, by minimisation of the risk in another program."""
+    point = ta.population(ta.DotProduct(**options), kappa)
+    assert point.ok
+    np.testing.assert_allclose([point.R[0, 0], point.Theta[0, 0], point.risk], [R, Theta, risk], rtol=1e-4)
+
+
+def test_the_sign_of_a_replicate_is_that_of_the_start():
+    """Tokens with large fields: m and Theta have the signs of the start in every replicate."""
+    positional = ta.population(ta.DotProduct(sigma=5), 0.0, "positional").replicates
+    semantic = ta.population(ta.DotProduct(sigma=5, teacher=0.1), 0.0).replicates
+    assert np.all(positional.m[:, 0] > 0.05) and np.all(semantic.Theta > 0.05)
+
+
+def test_without_a_teacher_the_semantic_branch_is_absent(model):
+    """At omega = 1 any student orthogonal to the encodings has the same risk, and its direction is arbitrary."""
+    layer = dataclasses.replace(model, omega=jnp.asarray(1.0))
+    assert ta.population(layer, 0.0, "semantic").status_name == "absent"
+    assert ta.population(layer, 0.001, "positional").ok
+
+
 def test_absent(model):
     """Where tokens are to attend to each other the encodings do not help: p_1 = -p_2 has each attend to itself."""
     crossed = dataclasses.replace(model, omega=jnp.asarray(0.9), mixing=jnp.array([[0.3, 0.7], [0.7, 0.3]]))

@@ -30,10 +30,11 @@ from jaxtyping import Array, Float
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
-from ..base.arrays import precise
+from ..base.arrays import precise, spread_to
 from ..base.errors import InputError, as_array, is_concrete, require, require_kind, with_values
 from ..base.results import Status
 from ..model.checks import needs
+from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
@@ -228,7 +229,12 @@ def drift(model: Model, s: Moments, f: Forces, eta: Float[Array, ""], kappa: Flo
     M = A @ s.M + B @ jnp.swapaxes(law.cross, 1, 2) + C @ law.tau
     step = A @ s.R + B @ jnp.swapaxes(s.Theta, 1, 2) + C @ jnp.swapaxes(s.M, 1, 2)
     noise = jnp.einsum("kl,lab->kab", law.gamma, f.noise)
-    return Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M)
+    return at_atoms(law, Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M))
+
+
+def at_atoms(law: SpectralLaw, values: State) -> State:
+    """Return values at every atom, and zero at atoms without weight: they do not matter, and stay at zero."""
+    return jax.tree.map(lambda a: jnp.where(spread_to(law.weights > 0, a), a, 0.0), values)
 
 
 def inverse_gram(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -285,7 +291,7 @@ def start_moments(model: Model, start: Any) -> Moments:
     B, C = mix[:, :t], mix[:, t:]
     crossed = jnp.swapaxes(law.cross, 1, 2)
     Thetas, Ms = B @ law.pi + C @ law.cross, B @ crossed + C @ law.tau
-    return Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms)
+    return at_atoms(law, Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms))
 
 
 def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array, lengths: Array) -> None:

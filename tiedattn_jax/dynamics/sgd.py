@@ -41,6 +41,7 @@ from ..theory.quantities import Quantity
 from .flow import (
     Moments,
     State,
+    at_atoms,
     drift,
     forces,
     gram_of,
@@ -401,7 +402,7 @@ def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]
         return jnp.maximum(jnp.max(jnp.abs(a), (-1, -2, -3)), jnp.finfo(a.dtype).tiny)
 
     student = jnp.sqrt(largest(s.R))
-    others = student, jnp.sqrt(largest(law.pi)), jnp.sqrt(largest(law.tau))
+    others = student, *(jnp.sqrt(largest(a)) for a in at_atoms(law, (law.pi, law.tau)))
     return jnp.max(
         jnp.stack([largest(a) / (student * b) for a, b in zip(jax.tree.leaves(change), others, strict=True)])
     )
