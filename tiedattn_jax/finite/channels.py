@@ -42,6 +42,7 @@ from ..model.overlaps import symmetric
 from ..model.penalties import minimiser_and_response
 from .data import Data, Sample
 from .evaluation import kind_mask, map_kinds, sentence_losses
+from .products import weight_unit
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
 # A sentence near the surface where the minimiser jumps could otherwise alternate between two wells for ever. On the
@@ -198,8 +199,9 @@ def risk_minimiser(
 def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Float[Array, "#d r r"]:
     """Return half the variances of the prior, of which a penalty needs one for every row of Q."""
     r, curvature, count = Q.shape[1], model.lam, data.gamma.shape[1]
-    if model.penalty is not None:  # add its average curvature over weights of order one
-        curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), Q.dtype)), Q.shape[0]
+    if model.penalty is not None:  # add its average curvature over weights of the size of their unit
+        unit = weight_unit(data.gamma)
+        curvature, count = curvature + jax.grad(model.penalty.value)(unit) / unit, Q.shape[0]
     return jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * curvature), (count, r, r))
 
 

@@ -105,8 +105,8 @@ def _check_scale(model: Model, data: Sample) -> None:
         bound = factor ** (1 + 20 / count)
         return not 1 / bound < ratio < bound
 
-    norm, law_norm, inputs, fields = map(float, _scales(model, data))
-    if norm > factor * max(1.0, law_norm):
+    norm, law_norm, trace, inputs, fields = map(float, _scales(model, data))
+    if norm > factor * max(4 * trace, law_norm):
         requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
         raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
     if deviates(inputs, L * n * d):
@@ -126,7 +126,7 @@ def _check_scale(model: Model, data: Sample) -> None:
 @eqx.filter_jit
 @precise
 def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
-    """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
+    """Return the largest ``|p_l|^2`` of data and law, the law's variance, and those of x and y over the expected ones.
 
     The last ratio is one if the expected variance of y is zero.
     """
@@ -135,7 +135,8 @@ def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
     if variance is None:
         variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
     fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    return norm, law_norm, inputs / jnp.mean(model.trace), fields
+    trace = jnp.mean(model.trace)
+    return norm, law_norm, trace, inputs / trace, fields
 
 
 class Finding(NamedTuple):

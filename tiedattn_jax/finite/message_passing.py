@@ -41,11 +41,12 @@ from ..model.overlaps import Overlaps
 from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step
 from .data import Data, Sample
 from .diagnosis import check_estimate, check_fit
-from .evaluation import Estimate
+from .evaluation import Estimate, Units, largest, loss_unit, proximal_gradient
+from .products import weight_unit
 from .sampling import start
-from .training import gradient_norm, risk_and_gradient
+from .training import risk_and_gradient
 
-_START_SCALE = 0.1  # standard deviation of the entries of a random start of the posterior mean
+_START_SCALE = 0.1  # standard deviation of the entries of a random start of the posterior mean, over the teacher's
 _RISES = 3  # so many rises of the residual in a row mean an instability; one rise is a sentence that changes wells
 # Constants of the automatic damping. Without damping the eigenvalues reach -5.5 on the positional branch at alpha = 2;
 # there a share above .3 must fail, and in the first steps it leads away from the branch. The share starts lower and
@@ -288,14 +289,15 @@ def _run(
     p = _iterate(*risk_minimiser(model, data, Q, Z, warm_start, damped, derivative), memory, options)
     Q = p.state.Q
     value, gradient, memory = risk_and_gradient(model, data, False, Q, p.memory)
+    units = Units(weight_unit(data.gamma), loss_unit(model, data))
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
-        proximal = model.penalty.prox(Q - gradient, jnp.ones_like(Q))
+        proximal = model.penalty.prox(Q - units.rate * gradient, jnp.full_like(Q, units.rate))
         Q = jnp.where(p.damping.residual <= options.least_residual, proximal, Q)
         value, gradient, _ = risk_and_gradient(model, data, False, Q, memory)
     return GAMP(
         **{**p.result(options), "Q": Q},
         train_loss=(value + model.penalty_of(Q)) / Q.shape[0],
-        gradient_norm=gradient_norm(model, Q, gradient),
+        gradient_norm=largest(proximal_gradient(model, Q, gradient, units)),
         damping=p.damping.share,
     )
 
@@ -345,7 +347,8 @@ def posterior_mean(
     d, t = data.shape[2:]
     if isinstance(init, str):
         init = require_choice(init, "init", ("random", "teacher"))
-        random = _START_SCALE * jax.random.normal(key, (d, t), data.x.dtype)
+        size = jnp.sqrt(jnp.trace(pi[0]) / t)
+        random = _START_SCALE * size * jax.random.normal(key, (d, t), data.x.dtype)
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:
         Q = shaped_array("init", init, "d t", {"d": d, "t": t}, data.x.dtype)
