@@ -6,8 +6,8 @@
     gradient of all but p = sum_l X_l^T dloss/dz_l + lambda Q
 
 With a penalty, the proximal operator of p follows every step of gradient descent. "Gradient of the risk" then means
-the proximal gradient ``(Q - prox_{s p}(Q - s gradient)) / s``, which is zero at critical points. Without a penalty it is
-the gradient. The step s is the unit of learning rates, see `evaluation.Units`.
+the proximal gradient ``(Q - prox_{s p}(Q - s gradient)) / s``, which is zero at critical points and is the gradient
+without a penalty. The step s is the unit of learning rates, see `evaluation.Units`.
 
 A gradient takes one product of X with Q and one of X^T with a field. A prediction of the size of the inputs, (n, L, d),
 is never built, not even for the exact labels. Training losses are per dimension, risk / d, as in the theory.
