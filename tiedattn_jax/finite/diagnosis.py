@@ -218,8 +218,8 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     if n < 2:
         raise InputError("data", "must have two sentences or more, whose differences tell their law, got n=1")
     m = jax.tree.map(lambda a: np.asarray(a, float), _moments(data))
-    # Samples of the law have these mean squares of cosines, times d, for two tokens of given laws, or positions. Further
-    # properties of the law are its largest share of one direction, and the largest tr Sigma^4 / (tr Sigma^2)^2.
+    # Samples of the law have these mean squares of cosines, times d, for two tokens of given laws, or positions. Its
+    # further properties are the largest share of one direction, and the largest tr Sigma^4 / (tr Sigma^2)^2.
     weights, spectra = np.asarray(law.weights, float), np.asarray(law.gamma, float) / traces
     squares = np.einsum("k,ks,kt->st", weights, spectra, spectra)
     of_law, of_pair = np.diag(squares), m.shares @ squares @ m.shares.T

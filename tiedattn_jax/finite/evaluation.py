@@ -49,7 +49,6 @@ class Estimate(Result):
     """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
     batch_probe = "iterations", 0
-    TITLE: ClassVar[str] = "Q"
     NUMBERS: ClassVar[tuple[str, ...]] = ("train_loss", "gradient_norm")  # shown beside the overlaps
     Q: Float[Array, "d r"]
     overlaps: Overlaps
@@ -76,7 +75,7 @@ class Estimate(Result):
 
     def describe(self) -> Description:
         d, r = self.Q.shape
-        title = f"{self.TITLE} of shape ({d}, {r}) after {self.iterations} iterations"
+        title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
         unknown = bool(np.all(np.isnan(self.overlaps.theta))) and bool(np.all(np.isfinite(self.Q)))
         details = [("theta", "", "not known without the teacher")] if unknown else []
         return Description(title, self.status_name, rows_of(self._numbers()), details)

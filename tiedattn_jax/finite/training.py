@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
@@ -54,6 +54,7 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
+from ..base.report import picture
 from ..base.results import Status
 from ..model.checks import check_provides
 from ..model.model import Model
@@ -102,26 +103,17 @@ class Training(Estimate):
     gradient_norms: Float[Array, " points"]
     W: Float[Array, "d d"] | None = None
 
+    plot = picture(
+        "simulations.training_figure", "training loss and gradient, step by step", "train_loss", "gradient_norm",
+        many=lambda run: {"training": run},
+    )  # fmt: skip
+
     @property
     def shift(self) -> Float[Array, ""] | None:
         """Distance of the value matrix from the identity, ``||W - 1||_F / sqrt(d)``; None without a value matrix."""
         if self.W is None:
             return None
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
-
-    def plot(self, ax: Any = None) -> Any:
-        """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
-                "gradient_norm", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import training_figure
-
-        return training_figure({"training": self}, ax=ax)
 
 
 def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
