@@ -5,7 +5,7 @@ numbers           Quantity, Average
 branches          BranchPath
 many settings     Table, PhaseDiagram
 breaking          OneRSBPoint, OneRSBOverlaps
-optimal learner   BayesPoint, PosteriorMean
+optimal learner   BayesPoint
 dynamics          Trajectory, Student, Emergence, SmallStart, PopulationPoint, Landscape
 finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
 """
@@ -20,7 +20,7 @@ from .dynamics.small_start import SmallStart as SmallStart
 from .finite.diagnosis import Diagnosis as Diagnosis
 from .finite.evaluation import LinearBaseline as LinearBaseline
 from .finite.instances import Instances as Instances
-from .finite.message_passing import GAMP as GAMP, PosteriorMean as PosteriorMean
+from .finite.message_passing import GAMP as GAMP
 from .finite.training import Training as Training
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .phases.arclength import BranchPath as BranchPath

@@ -221,6 +221,11 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
+    (
+        lambda c: gamp(c.model, c.data, dataclasses.replace(earlier_run(c, N), damping=None)),
+        "init",
+        "must be an earlier run of `gamp`, got one of `posterior_mean`",
+    ),
     (lambda c: gamp(c.model, c.data, earlier_run(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),

@@ -185,6 +185,14 @@ def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
     assert message_passing.to_dict()["q"] is None
 
 
+def test_a_run_that_minimises_no_risk_is_refused(model):
+    def run(data, key):
+        return ta.posterior_mean(model, data, steps=1)
+
+    with pytest.raises(ta.InputError, match="run must return a result of `gamp` or `train`, got one of `posterior"):
+        ta.run_instances(model, 40, 1.0, run, jax.random.split(jax.random.key(0), 1), theory=False)
+
+
 CASE = CASES[0]  # semantic, at alpha = 2
 
 

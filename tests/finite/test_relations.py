@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("fast_compilation")
 DRAWN = settings(max_examples=8, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
 SEEDS = st.integers(0, 2**31)
 D, N = 40, 60
+KEY = jax.random.key(1)
 
 
 class Noisy(ta.DotProduct):
@@ -146,7 +147,7 @@ def test_symmetries_of_a_run(name, seed, c):
         np.testing.assert_allclose(other.train_loss, factor * result.train_loss, rtol=1e-8)
 
     assert np.max(np.abs(result.Q - Q)) > 0.01
-    x, y, teacher, encodings, gamma = data.x, data.y, data.teacher, data.encodings, data.gamma
+    x, y, teacher, encodings = data.x, data.y, data.teacher, data.encodings
     check(model, changed(data), -Q, lambda Q: -Q)
     check(model, changed(data, y=-y, teacher=-teacher), Q, lambda Q: Q)
     order = rng.permutation(N)
@@ -156,9 +157,84 @@ def test_symmetries_of_a_run(name, seed, c):
     swapped = ta.DotProduct(**{**MODEL, "mixing": [[0.8, 0.2], [0.3, 0.7]]})
     check(swapped, changed(data, x=x[::-1], y=y[:, ::-1], encodings=encodings[::-1]), Q, lambda Q: Q)
     if name == "message passing":  # steps of the others are in other units, too
-        scaled = ta.DotProduct(**{**MODEL, "lam": c**4 * MODEL["lam"]}, sigma=c * 0.5, encodings=[[c], [-c]])
-        arrays = {"x": c * x, "teacher": teacher / c, "encodings": c * encodings, "gamma": c**2 * gamma}
-        check(scaled, changed(data, **arrays), Q / c, lambda Q: Q / c, c**2)
+        check(*in_units(data, c), Q / c, lambda Q: Q / c, c**2)
+
+
+def in_units(data, c, penalty=None):
+    """The model and its data in other units of the inputs: fields of the teacher stay, losses scale with c^2."""
+    options = {"sigma": c * 0.5, "encodings": [[c], [-c]], "teacher": c**-2, "penalty": penalty}
+    model = ta.DotProduct(**{**MODEL, "lam": c**4 * MODEL["lam"]}, **options)
+    scaled = changed(
+        data, x=c * data.x, teacher=data.teacher / c, encodings=c * data.encodings, gamma=c**2 * data.gamma
+    )
+    return model, ta.Data.from_sentences(scaled.inputs(), scaled.raw_labels(model), **vars_of(scaled))
+
+
+def vars_of(data):
+    return {"teacher": data.teacher, "encodings": data.encodings, "gamma": data.gamma}
+
+
+def of_run(result):
+    """Numbers of a run, each with its power of the unit c."""
+    return [(result.Q, -1), (result.train_loss, 2), (result.gradient_norm, 3), (result.iterations, 0)]
+
+
+def of_instances(model, c):
+    keys, run = jax.random.split(jax.random.key(3), 2), lambda data, key: ta.gamp(model, data, "semantic", steps=40)
+    x = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256).simulation
+    return [(x.train_loss, 2), (x.gen_error, 2), (x.q, 0), (x.theta, 0)]
+
+
+# Every function of sentences: its numbers, each with its power of the unit c of the inputs.
+TWINS = {
+    "L-BFGS": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=20)),
+    "gradient descent": lambda m, s, c: of_run(ta.train(m, s, "random", steps=20, rate=0.1 / c**4)),
+    "Adam": lambda m, s, c: of_run(ta.train(m, s, "spectral", steps=20, optimizer="adam", rate=0.1 / c)),
+    "exact labels": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=20, exact=True)),
+    "a value matrix": lambda m, s, c: of_run(ta.train(m, s, steps=10, value=0.05 * c**2)),
+    "message passing": lambda m, s, c: of_run(ta.gamp(m, s, "positional", steps=30)),
+    "posterior mean": lambda m, s, c: [(ta.posterior_mean(m, s, steps=10).Q, -1)],
+    "spectral direction": lambda m, s, c: [(ta.spectral_direction(m, s), 0)],
+    "test error": lambda m, s, c: [
+        (ta.heldout_error(m, s, s.teacher / 2, KEY, sentences=256).value, 2),
+        (ta.heldout_error(m, s, s.teacher / 2, KEY, sentences=256, exact=True).stderr, 2),
+    ],
+    "linear baseline": lambda m, s, c: [
+        (ta.linear_baseline(s, ridge=c**2).W, 0),
+        (ta.linear_baseline(s).gen_error.stderr, 2),
+    ],
+    "diagnosis": lambda m, s, c: [(finding[:3], 0) for finding in vars(ta.diagnose(m, s)).values()],
+    "instances": lambda m, s, c: of_instances(m, c),
+}
+PENALISED = {
+    "descent": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=50, rate=0.5 / c**4)),
+    "message passing": lambda m, s, c: of_run(ta.gamp(m, s, "positional")),
+}
+
+
+@pytest.mark.parametrize("c", [2**-10, 2**7])
+@pytest.mark.parametrize("name", [*TWINS, *(f"penalty, {name}" for name in PENALISED)])
+def test_no_number_depends_on_the_units(name, c):
+    """Tolerances, first steps, and sizes of starts are relative to the data. Powers of two make rounding the same."""
+    data = ta.sample_data(ta.DotProduct(**MODEL), D, N / D, jax.random.key(5))
+    call = {**TWINS, **{f"penalty, {name}": call for name, call in PENALISED.items()}}[name]
+    penalties = [ta.L1(0.003 * u**3) if name.startswith("penalty") else None for u in (1.0, c)]
+    one, twin = (call(*in_units(data, u, p), u) for u, p in zip((1.0, c), penalties, strict=True))
+    for (number, power), (scaled, _) in zip(one, twin, strict=True):
+        assert np.any(np.asarray(number) != 0)
+        np.testing.assert_allclose(np.asarray(scaled) / float(c) ** power, number, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("c", [1e-3, 30.0])
+def test_one_minimum_in_all_units(c):
+    """Training ends at one minimum at any sigma, and message passing beside it; an absolute tolerance stops at once."""
+    data = ta.sample_data(ta.DotProduct(**MODEL), D, N / D, jax.random.key(5))
+    (model, one), (scaled, twin) = in_units(data, 1.0), in_units(data, c)
+    expected = ta.train(model, one, one.teacher)
+    for result in (ta.train(scaled, twin, twin.teacher), ta.gamp(scaled, twin, expected.Q / c, steps=3000)):
+        assert bool(result.ok) and int(result.iterations) > 5
+        np.testing.assert_allclose(result.train_loss / c**2, expected.train_loss, rtol=1e-11)
+        np.testing.assert_allclose(c * result.Q, expected.Q, rtol=1e-6, atol=1e-6)
 
 
 def test_fresh_sentences_are_none_of_the_data(monkeypatch):

@@ -9,10 +9,10 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.finite.evaluation import heldout_error
+from tiedattn_jax.finite.evaluation import best_value, heldout_error, value_risk
 from tiedattn_jax.finite.instances import run_instances
 from tiedattn_jax.finite.sampling import sample_data
-from tiedattn_jax.finite.training import best_value, risk, train, value_risk
+from tiedattn_jax.finite.training import risk, train
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 D, KEYS = 40, jax.random.split(jax.random.key(0), 2)

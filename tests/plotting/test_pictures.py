@@ -693,7 +693,7 @@ PICTURES = {
     "BranchPath": (lambda: path([0.4, 0.3, 0.2, 0.1], np.array([2.0, 1.5, 1.0, 1.2]), 0.19), "order train_loss"),
     "Emergence": (growing, "square growth"),
     "Table of an event": (lambda: BOUNDARY, "alpha"),
-    "MessagePassing": (message_passing, "q theta m residual"),
+    "GAMP": (message_passing, "q theta m residual"),
     "Table of landscapes": (landscapes, "label"),
     "Instances": (drawn_instances, "train_loss gen_error q theta m"),
     "PhaseDiagram": (diagram, "train_loss gen_error"),
@@ -729,7 +729,7 @@ def test_the_page_names_all_panels():
     for results, panel_names in re.findall(r"^\| (`\w.*?) \| (`.*) \|$", page, re.M):
         for result in results.replace("`", "").split(", "):
             named[result] = [name for name in re.findall(r"`(\w+)`", panel_names) if name != "Axes"]
-    public = {"counting.Training": "histogram.Training", "finite.Training": "Training", "MessagePassing": "GAMP"}
+    public = {"counting.Training": "histogram.Training", "finite.Training": "Training"}
     assert named == {public.get(name, name): panel_names.split() for name, (_, panel_names) in PICTURES.items()}
 
 

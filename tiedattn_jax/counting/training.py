@@ -32,7 +32,7 @@ from ..base.errors import (
     require_positive,
 )
 from ..base.files import Store, fingerprint
-from ..base.report import Description
+from ..base.report import Description, picture
 from ..base.results import Result, Status
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
 
@@ -85,19 +85,10 @@ class Training(Result):
         """Whether a run solves the task."""
         return self.status == Status.converged
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot losses, accuracy and shares epoch by epoch; see `plotting.simulations.learning_figure`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss",
-                "test_error" and "share", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import learning_figure
-
-        return learning_figure({"training": [self]}, ax=ax)
+    plot = picture(
+        "simulations.learning_figure", "losses, accuracy and shares, epoch by epoch", "train_loss", "test_error",
+        "share", many=lambda run: {"training": [run]},
+    )  # fmt: skip
 
     def describe(self) -> Description:
         runs, epochs = self.history.train_loss.shape

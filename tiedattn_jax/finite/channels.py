@@ -42,6 +42,7 @@ from ..model.overlaps import symmetric
 from ..model.penalties import minimiser_and_response
 from .data import Data, Sample
 from .evaluation import kind_mask, map_kinds, sentence_losses
+from .products import weight_unit
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
 # A sentence near the surface where the minimiser jumps could otherwise alternate between two wells for ever. On the
@@ -157,17 +158,7 @@ def risk_minimiser(
             lambda: by_kind(lambda m: descend(problem(m), start, h, tol)[0]),
         )
         g = by_kind(lambda m: apply(inverse(m.sentence.to_tokens(V)), z - h))
-
-        def slope_of(m: Model) -> Float[Array, "S r r"]:
-            mask = kind_mask(m, data.classes)
-            slope = lax.cond(
-                derivative | (number < collinear),
-                lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
-                lambda: _regression_slope(data, h, g, mask),
-            )
-            return m.sentence.to_classes(slope)
-
-        return g, over_kinds(model, slope_of), z
+        return g, _slope(model, data, h, g, z, V, derivative | (number < collinear)), z
 
     def estimate(A: Array, b: Array) -> tuple[Array, Array]:
         Lam = model.lam * jnp.eye(r, dtype=dtype) + A
@@ -177,17 +168,7 @@ def risk_minimiser(
         return jnp.einsum("iab,ib->ia", C, b), C
 
     def outcome(state: State, image: State, trial: State) -> tuple[Array, Array]:
-        """Return the largest relative change of Q, C and g, and whether the step can be taken.
-
-        It can if the image is finite with positive definite variances, and the new state's cost is below the bound.
-        """
-        pairs, tiny = ((image.Q, state.Q), (image.C, state.C), (image.g, state.g)), jnp.finfo(dtype).tiny
-        change = jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
-        positive = positive_definite(image.C)
-        if model.penalty is not None:  # a weight that it holds at zero may have no variance
-            variances = jnp.diagonal(image.C, axis1=1, axis2=2)
-            positive = jnp.all(variances >= 0) & jnp.any(variances > 0)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, _ in pairs]))
+        change, finite, positive = _step_size(state, image, model.penalty is not None)
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return change, jnp.where(finite & positive & ~(cost(trial.Q) > bound), Status.converged, failure)
 
@@ -195,12 +176,47 @@ def risk_minimiser(
     return Learner(model, data, *products, messages, estimate, outcome, burn_in), State(Q, *warm_start, Z)
 
 
+def _step_size(state: State, image: State, penalised: bool) -> tuple[Array, Array, Array]:
+    """Return the largest relative change of Q, C and g, and whether the image is finite and has possible variances."""
+    pairs, tiny = ((image.Q, state.Q), (image.C, state.C), (image.g, state.g)), jnp.finfo(image.Q.dtype).tiny
+    change = jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, _ in pairs]))
+    if not penalised:
+        return change, finite, positive_definite(image.C)
+    variances = jnp.diagonal(image.C, axis1=1, axis2=2)  # a weight that a penalty holds at zero may have none
+    return change, finite, jnp.all(variances >= 0) & jnp.any(variances > 0)
+
+
 def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Float[Array, "#d r r"]:
     """Return half the variances of the prior, of which a penalty needs one for every row of Q."""
     r, curvature, count = Q.shape[1], model.lam, data.gamma.shape[1]
-    if model.penalty is not None:  # add its average curvature over weights of order one
-        curvature, count = curvature + jax.grad(model.penalty.value)(jnp.ones((), Q.dtype)), Q.shape[0]
+    if model.penalty is not None:  # add its average curvature over weights of the size of their unit
+        unit = weight_unit(data.gamma)
+        curvature, count = curvature + jax.grad(model.penalty.value)(unit) / unit, Q.shape[0]
     return jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * curvature), (count, r, r))
+
+
+def _slope(
+    model: Model,
+    data: Sample,
+    h: Float[Array, "L r n"],
+    g: Float[Array, "L r n"],
+    z: Float[Array, "L r n"],
+    V: Float[Array, "S r r"],
+    derivative: Bool[Array, ""],
+) -> Float[Array, "S r r"]:
+    """Return ``sum_mu dg_l/dh_l``, from derivatives of the proximal operator or by regression."""
+
+    def slope_of(m: Model) -> Float[Array, "S r r"]:
+        mask = kind_mask(m, data.classes)
+        slope = lax.cond(
+            derivative,
+            lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
+            lambda: _regression_slope(data, h, g, mask),
+        )
+        return m.sentence.to_classes(slope)
+
+    return over_kinds(model, slope_of)
 
 
 def _regression_slope(

@@ -132,6 +132,17 @@ class Sample(Printed):
         """Return the means of ``|x|^2 / d`` and of the entries of ``Q*^T x / sqrt(d)``; None without a teacher."""
 
     @property
+    def contents(self) -> str:
+        """The parts that are known, in words."""
+        known = " and ".join(k for k in ("teacher", "labels") if getattr(self, k, None) is not None)
+        return f"with {known}{' only' if self.y is None else ''}" if known else ""
+
+    def describe(self) -> Description:
+        L, n, d, _ = self.shape
+        shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.dtype}"
+        return Description(", ".join(filter(None, (shape, self.contents))))
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """Sizes (L, n, d, t); t is one if neither teacher nor fields are known."""
         (L, d), t = self.encodings.shape, 1 if self.y is None else self.y.shape[2]
@@ -419,13 +430,6 @@ class Data(Sample):
         in_class = classes == jnp.arange(len(self.means))[:, None, None]
         return jnp.sum(in_class * square, (1, 2))[:, None] / jnp.maximum(jnp.sum(in_class, (1, 2)), 1)[:, None]
 
-    def describe(self) -> Description:
-        L, n, d = self.x.shape
-        contents = " and ".join(k for k in ("teacher", "labels") if getattr(self, k) is not None)
-        contents += " only" if self.y is None else ""
-        shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.x.dtype}"
-        return Description(f"{shape}, with {contents}" if contents else shape)
-
 
 class Population(eqx.Module):
     """Encodings, variances and means, as in `Data`: with a teacher they determine the law of fresh sentences."""
@@ -445,13 +449,9 @@ def _classes(classes: Any, n: int, L: int, S: int) -> Int[Array, "n L"]:
 
 
 class Spread(NamedTuple):
-    """Spreads arrays over the first devices that jax sees, along their axis of sentences.
+    """Spreads arrays over the first devices that jax sees, along their axis of sentences."""
 
-    Attributes:
-        devices: number of devices.
-    """
-
-    devices: int
+    devices: int  # number of devices
 
     def __call__(self, a: Float[Array, "*shape"], axis: int) -> Float[Array, "*shape"]:
         devices = jax.devices()[: self.devices]

@@ -37,9 +37,10 @@ from .products import student_fields, token_gram
 
 _WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model differ by more than this factor
 _LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
-_SENTENCES = 1000  # number of sentences whose tokens are compared with one another
+_SENTENCES = 1000  # largest number of sentences whose tokens are compared with one another
 _PROJECTIONS = 3  # directions whose projections tell words apart
 _BARS = 4  # a deviation of fewer standard deviations is chance
+_TAIL = 8  # a bound that is exceeded with probability exp(-8) bounds chance
 
 
 def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r"]) -> Float[Array, "d r"]:
@@ -105,8 +106,8 @@ def _check_scale(model: Model, data: Sample) -> None:
         bound = factor ** (1 + 20 / count)
         return not 1 / bound < ratio < bound
 
-    norm, law_norm, inputs, fields = map(float, _scales(model, data))
-    if norm > factor * max(1.0, law_norm):
+    norm, law_norm, trace, inputs, fields = map(float, _scales(model, data))
+    if norm > factor * max(4 * trace, law_norm):
         requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
         raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
     if deviates(inputs, L * n * d):
@@ -126,7 +127,7 @@ def _check_scale(model: Model, data: Sample) -> None:
 @eqx.filter_jit
 @precise
 def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
-    """Return the largest ``|p_l|^2`` of the data and of the law, and the variances of x and y over the expected ones.
+    """Return the largest ``|p_l|^2`` of data and law, the law's variance, and those of x and y over the expected ones.
 
     The last ratio is one if the expected variance of y is zero.
     """
@@ -135,7 +136,8 @@ def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
     if variance is None:
         variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
     fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    return norm, law_norm, inputs / jnp.mean(model.trace), fields
+    trace = jnp.mean(model.trace)
+    return norm, law_norm, trace, inputs / trace, fields
 
 
 class Finding(NamedTuple):
@@ -204,7 +206,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
         data: sentences; encodings, and classes with their means, are taken off.
 
     Raises:
-        InputError: the data have another number of tokens, or other classes, than the model.
+        InputError: the data have another number of tokens, or other classes, than the model, or a single sentence.
     """
     require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
@@ -213,26 +215,39 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     if L != model.shape[0] or (data.classes is None) != (law.sentences is None) or len(data.gamma) != len(traces):
         requirement = f"must have the tokens and classes of the model, L = {model.shape[0]} and {len(traces)} laws"
         raise InputError("data", f"{requirement}, got L = {L} and {len(data.gamma)} laws")
+    if n < 2:
+        raise InputError("data", "must have two sentences or more, whose differences tell their law, got n=1")
     m = jax.tree.map(lambda a: np.asarray(a, float), _moments(data))
-    by_law = traces**2 / np.asarray(law.weights @ law.gamma**2, float)  # effective dimensions
-    # Positions may hold tokens of several classes; their mean is then compared.
-    by_position = by_law if law.sentences is None else np.full(L, np.mean(by_law))
-    share, gaussian = m.dimension / d, 2 / m.dimension  # relative variance of the squared norms of Gaussian tokens
-    variance, dimensions = m.variance / traces, share / by_position
-    worst_share = share[np.argmax(np.abs(np.log(dimensions)))]
-    count = n * d * float(by_position.min())  # independent numbers of a position, about
+    # Samples of the law have these mean squares of cosines, times d, for two tokens of given laws, or positions. Its
+    # further properties are the largest share of one direction, and the largest tr Sigma^4 / (tr Sigma^2)^2.
+    weights, spectra = np.asarray(law.weights, float), np.asarray(law.gamma, float) / traces
+    squares = np.einsum("k,ks,kt->st", weights, spectra, spectra)
+    of_law, of_pair = np.diag(squares), m.shares @ squares @ m.shares.T
+    by_position, largest = 1 / np.diag(of_pair), spectra[weights > 0].max() / d
+    fourth = np.max(weights @ spectra**4 / of_law**2) / d
+    tokens, pairs = n * m.shares.sum(0), min(n, _SENTENCES)
+    # Chance: bounds of Laurent and Massart on sums of squares, each exceeded with probability exp(-`_TAIL`), and
+    # standard deviations.
+    sums = 2 * (_TAIL * of_law / (d * np.maximum(tokens, 1))) ** 0.5 + 2 * _TAIL * largest / np.maximum(tokens, 1)
+    mean = (1 + 2 * (_TAIL / (d * by_position)) ** 0.5 + 2 * _TAIL * largest) / n
+    spread = (8 * fourth / pairs + 4 / pairs**2 + 8 / (d * by_position * pairs)) ** 0.5
+    variance, share = np.where(tokens > 0, m.variance / traces, 1.0), m.dimension / d
+    ratio = by_position / share
+    # Relative variance of the squared norms of Gaussian tokens of the measured dimension.
+    gaussian = 2 * (m.shares @ of_law) / d * ratio
+    scatter = ((2 + 12 * fourth) / n + spread**2) ** 0.5
     words, repeated = _vocabulary(data, m.projections)
     cosine, excess = abs(m.correlation), m.norms - gaussian
     # Values (one number, or one for each position, pair or law), values under the law of the model, what makes the
     # worst value, which is shown, the largest one, and whether a value differs by more than chance and enough to change
     # losses.
     rows = {
-        "variance": (variance, 1.0, abs(np.log(variance)), abs(variance - 1) > max(0.05, _BARS * (2 / count) ** 0.5)),
-        "mean": (m.mean, 0.0, m.mean, m.mean > max(0.01, (1 + _BARS * (2 / d) ** 0.5) / n)),
-        "dimension": (share, by_position, abs(np.log(dimensions)), abs(dimensions - 1) > 0.1),
-        "correlation": (m.correlation, 0.0, cosine, cosine > max(0.02, _BARS / (n * d * worst_share) ** 0.5)),
-        "norms": (m.norms, gaussian, excess, excess > np.maximum(0.05, _BARS * gaussian * (2 / n) ** 0.5)),
-        "kurtosis": (m.kurtosis, 3 * d / m.dimension, m.kurtosis * m.dimension, m.kurtosis > 15 * d / m.dimension),
+        "variance": (variance, 1.0, abs(np.log(variance)), abs(variance - 1) > np.maximum(0.05, sums)),
+        "mean": (m.mean, 0.0, m.mean, m.mean > np.maximum(0.01, mean)),
+        "dimension": (share, by_position, abs(np.log(ratio)), abs(ratio - 1) > np.maximum(0.1, _BARS * spread)),
+        "correlation": (m.correlation, 0.0, cosine, cosine > np.maximum(0.02, _BARS * (of_pair / (n * d)) ** 0.5)),
+        "norms": (m.norms, gaussian, excess, excess > np.maximum(0.05, _BARS * gaussian * scatter)),
+        "kurtosis": (m.kurtosis, 3 / share, m.kurtosis * share, m.kurtosis > 15 / share),
         "vocabulary": (words / d, np.inf, 0.0, repeated > 0.01 and words < 50 * d),
     }
     findings = {}
@@ -245,13 +260,14 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
 
 # The advice of each property, for data that do not have it.
 _TEXTS = {
-    "variance": "theory and data are of one setting if this is one: give the model the variance of the data",
+    "variance": "theory and data are of one setting if this is one: give the model the variance of the data, as sigma",
     "mean": "a mean acts like an encoding: subtract it, or give it as encodings or as the mean of a class",
-    "dimension": "variances of directions enter the theory: rotate to the eigenvectors, and give gamma and a "
-    "SpectralLaw",
+    "dimension": "variances of directions enter the theory: rotate to the eigenvectors, give the data their variances "
+    "as gamma, and the model spectrum=SpectralLaw.from_matrices(...)",
     "correlation": "the theory takes tokens as independent, or as independent given their classes: see "
     "SpectralLaw.of_classes",
-    "norms": "at .43 losses fall by 4 % (semantic) and 11 % (positional): classes of several variances model this",
+    "norms": "at .43 losses fall by 4 % (semantic) and 11 % (positional): classes of several variances model this, see "
+    "SpectralLaw.of_classes",
     "kurtosis": "at 60 (one entry in 20 is not zero) losses fall by 2 % and 4 %: no theory here; 1 to 9 change 1 %",
     "vocabulary": "with 10 d words the semantic loss falls by 2 %, with 2 d by 13 % (positional 6 %): no theory here",
 }
@@ -260,6 +276,7 @@ _TEXTS = {
 class _Moments(NamedTuple):
     """Moments of the tokens; S laws of tokens, L positions, N = L n tokens."""
 
+    shares: Float[Array, "L S"]  # of the laws of tokens at every position
     variance: Float[Array, " S"]
     mean: Float[Array, " L"]
     dimension: Float[Array, " L"]  # effective, not over d
@@ -278,24 +295,31 @@ def _moments(data: Data) -> _Moments:
     projections = jnp.moveaxis(student_fields(tokens, directions), 2, 1).reshape(L * n, -1) / d**0.5
     variance = data.variances()[:, 0]
     if data.means is None or data.classes is None:
-        scale = jnp.broadcast_to(variance[:, None], (L, n))
+        scale, shares = jnp.broadcast_to(variance[:, None], (L, n)), jnp.eye(L, dtype=tokens.dtype)
     else:
         scale, tokens = variance[data.classes.T], tokens - data.means[data.classes.T]
+        shares = jnp.mean(data.classes.T[..., None] == jnp.arange(len(variance)), 1, dtype=tokens.dtype)
     tokens = tokens / jnp.sqrt(scale)[..., None]
     mean = jnp.mean(tokens, 1)
     tokens = tokens - mean[:, None]
     square = jnp.sum(tokens**2, -1)  # (L, n)
     unit = tokens / jnp.sqrt(square)[..., None]
     cosines = jnp.mean(token_gram(unit), -1) * (1 - jnp.eye(L, dtype=unit.dtype))
-    sample = unit[:, :_SENTENCES]
-    gram = jnp.einsum("lad,lbd->lab", sample, sample)
+    # For independent tokens the mean of (v . v')^2 is tr Sigma^2, also where norms and directions depend on each other.
+    # The mean that was subtracted adds the square of the mean of v . v'. Kinds of sentences may lie in blocks.
+    some = slice(None, None, -(-n // _SENTENCES))
+    gram = jnp.einsum("lad,lbd->lab", tokens[:, some], tokens[:, some])
+    norms = jnp.sqrt(square[:, some])
     # Pairs of one word, whose cosine is one, say nothing of the spectrum.
-    pairs = (gram < 0.999) & ~jnp.eye(sample.shape[1], dtype=bool)
-    dimension = jnp.sum(pairs, (1, 2)) / jnp.sum(jnp.where(pairs, gram**2, 0.0), (1, 2))
+    pairs = (gram < 0.999 * norms[:, None] * norms[:, :, None]) & ~jnp.eye(gram.shape[1], dtype=bool)
+    first, second = (jnp.mean(gram**k, (1, 2), where=pairs) for k in (1, 2))
+    trace = jnp.mean(square, 1)
+    floor = trace**2 / d  # of all spectra of this trace
     return _Moments(
+        shares=shares,
         variance=variance,
         mean=jnp.sum(mean**2, -1) / d,
-        dimension=jnp.minimum(dimension, d),
+        dimension=trace**2 / jnp.maximum(second - first**2, floor),
         correlation=cosines,
         norms=jnp.var(square, 1) / jnp.mean(square, 1) ** 2,
         kurtosis=d * jnp.mean(jnp.sum(unit**4, -1), 1),

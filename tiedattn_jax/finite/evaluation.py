@@ -8,14 +8,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
 from ..averages.moreau import loss_at_nodes
 from ..base.arrays import AnyArray, Number, precise
@@ -37,9 +38,10 @@ from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
 from .data import Data, Labels, Population, Sample
 from .diagnosis import check_estimate
-from .products import covariances, student_fields
+from .products import covariances, power_of_two, student_fields
 from .sampling import draw_classes, draw_sentences, noise_fields
 
+_STANDARD_LOSS = 0.005  # mean loss of weights zero in the standard setting
 _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 4 MB in float64
 
 
@@ -47,7 +49,6 @@ class Estimate(Result):
     """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
     batch_probe = "iterations", 0
-    TITLE: ClassVar[str] = "Q"
     NUMBERS: ClassVar[tuple[str, ...]] = ("train_loss", "gradient_norm")  # shown beside the overlaps
     Q: Float[Array, "d r"]
     overlaps: Overlaps
@@ -74,7 +75,7 @@ class Estimate(Result):
 
     def describe(self) -> Description:
         d, r = self.Q.shape
-        title = f"{self.TITLE} of shape ({d}, {r}) after {self.iterations} iterations"
+        title = f"Q of shape ({d}, {r}) after {self.iterations} iterations"
         unknown = bool(np.all(np.isnan(self.overlaps.theta))) and bool(np.all(np.isfinite(self.Q)))
         details = [("theta", "", "not known without the teacher")] if unknown else []
         return Description(title, self.status_name, rows_of(self._numbers()), details)
@@ -147,6 +148,99 @@ def with_value(data: Data, labels: Float[Array, "n L d"], W: Float[Array, "d d"]
         W: value matrix.
     """
     return eqx.tree_at(lambda s: s.labels, data, Labels.of(labels, data.x @ W), is_leaf=lambda leaf: leaf is None)
+
+
+@precise
+def value_risk(
+    model: Model,
+    data: Data,
+    labels: Float[Array, "n L d"],
+    Q: Float[Array, "d r"],
+    W: Float[Array, "d d"],
+    ridge: Number,
+) -> Float[Array, ""]:
+    """Return ``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
+
+    Args:
+        labels: exact labels y.
+        ridge: kappa.
+    """
+    distance = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
+    losses = sentence_losses(model, with_value(data, labels, W), student_fields(data.x, Q), exact=True)
+    return jnp.sum(losses) + 0.5 * model.lam * jnp.sum(Q**2) + 0.5 * ridge * distance
+
+
+@nodewise
+def _student_attention(model: Model, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
+    return model.student(Z)
+
+
+@precise
+def best_value(
+    model: Model, data: Data, labels: Float[Array, "n L d"], Q: Float[Array, "d r"], ridge: Number
+) -> Float[Array, "d d"]:
+    """Return the value matrix that minimises `value_risk` at weights Q, by the smaller of two linear systems.
+
+    W = 1 + (F^T F + ridge)^-1 F^T (y / sqrt(d) - F) = 1 + F^T (F F^T + ridge)^-1 (y / sqrt(d) - F),
+    F = S (x + p) / sqrt(d),    with a row for every token of every sentence
+    """
+    F = jnp.einsum("kln,lni->nki", _student_attention(model, student_fields(data.x, Q)), data.x).reshape(-1, len(Q))
+    residual = labels.reshape(F.shape) / len(Q) ** 0.5 - F
+    is_wide = len(F) < len(Q)
+    gram = F @ F.T if is_wide else F.T @ F
+    floor = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # keeps the system solvable without a ridge
+    factor = jax.scipy.linalg.cho_factor(gram + jnp.maximum(ridge, floor) * jnp.eye(len(gram), dtype=gram.dtype))
+    solve = partial(jax.scipy.linalg.cho_solve, factor)
+    return jnp.eye(len(Q), dtype=gram.dtype) + (F.T @ solve(residual) if is_wide else solve(F.T @ residual))
+
+
+# An array, or several of one dimension in a tree.
+Weights: TypeAlias = PyTree[Float[Array, "d _"]]
+
+
+class Units(NamedTuple):
+    """Units in which a descent measures, so that it does the same in all units; see `products.weight_unit`.
+
+    Attributes:
+        weights: unit of the weights, or of each of several arrays.
+        loss: unit of the risk.
+    """
+
+    weights: PyTree[Float[Array, ""]]
+    loss: Float[Array, ""]
+
+    @property
+    def rate(self) -> Float[Array, ""]:
+        """Unit of the learning rate of gradient descent, and of a proximal step."""
+        return self.weights**2 / self.loss
+
+    def of(self, gradient: Weights) -> Weights:
+        """Return a gradient in these units."""
+        return jax.tree.map(lambda g, a: g * a / self.loss, gradient, self.weights)
+
+
+def proximal_gradient(model: Model, weights: Weights, gradient: Weights, units: Units) -> Weights:
+    """Return the gradient of the risk, or the proximal gradient if there is a penalty.
+
+    Args:
+        weights: with a penalty only the array Q.
+        gradient: gradient of the `smooth_risk`, of the same structure.
+    """
+    if model.penalty is None:
+        return gradient
+    rate = units.rate
+    return (weights - model.penalty.prox(weights - rate * gradient, jnp.full_like(weights, rate))) / rate
+
+
+def largest(weights: Weights) -> Float[Array, ""]:
+    """Return the largest absolute value of all entries."""
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(weights)]))
+
+
+def loss_unit(model: Model, data: Sample, exact: bool = False) -> Float[Array, ""]:
+    """Return the unit of losses: the power of two nearest to the mean loss of weights zero, over its standard value."""
+    zero = jnp.zeros((*model.shape[:2], data.count), data.dtype)
+    return power_of_two(jnp.mean(jnp.abs(sentence_losses(model, data, zero, exact))) / _STANDARD_LOSS)
 
 
 class LinearBaseline(Printed):

@@ -34,6 +34,7 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
+from ..base.report import picture
 from ..base.results import Status
 from ..bayes.fixed_points import check_bayes
 from ..model.model import Model
@@ -41,11 +42,12 @@ from ..model.overlaps import Overlaps
 from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step
 from .data import Data, Sample
 from .diagnosis import check_estimate, check_fit
-from .evaluation import Estimate
+from .evaluation import Estimate, Units, largest, loss_unit, proximal_gradient
+from .products import weight_unit
 from .sampling import start
-from .training import gradient_norm, risk_and_gradient
+from .training import risk_and_gradient
 
-_START_SCALE = 0.1  # standard deviation of the entries of a random start of the posterior mean
+_START_SCALE = 0.1  # standard deviation of the entries of a random start of the posterior mean, over the teacher's
 _RISES = 3  # so many rises of the residual in a row mean an instability; one rise is a sentence that changes wells
 # Constants of the automatic damping. Without damping the eigenvalues reach -5.5 on the positional branch at alpha = 2;
 # there a share above .3 must fail, and in the first steps it leads away from the branch. The share starts lower and
@@ -58,85 +60,51 @@ _MIN_DAMPING = 0.003
 _RECOVERY = 1.03
 
 
-class MessagePassing(Estimate):
-    """The last state of a run of message passing, and its history: the fields of `GAMP` and `PosteriorMean`."""
+class GAMP(Estimate):
+    """The last state of a run of message passing, `gamp` or `posterior_mean`, and its history.
+
+    Attributes:
+        Q: estimate. That of `posterior_mean` is the mean of the posterior; if the labels do not fix the sign of the
+            teacher, or a rotation of its columns, those of the estimate are arbitrary.
+        overlaps: order parameters of the estimate on this instance. V is the response, or the posterior variance of the
+            fields.
+        iterations: number of steps taken.
+        status: a `Status`, as an integer.
+        C: variance of the rows of the estimate, (d, r, r); of size 1 along d if all coordinates have one variance and
+            there is no penalty.
+        g: messages of the sentences, or scores of their labels.
+        residual: undamped relative change of Q, C and g in the last step; of Q alone in `posterior_mean`.
+        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
+        residuals: residual of every step; NaN after the last one.
+        train_loss: empirical risk / d at `Q`; None for `posterior_mean`, as the next two.
+        gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
+            gradient.
+        damping: share of the new state for the next step.
+    """
 
     C: Float[Array, "#d r r"]
     g: Float[Array, "L r n"]
     residual: Float[Array, ""]
     history: Overlaps
     residuals: Float[Array, " steps"]
+    train_loss: Float[Array, ""] | None = None
+    gradient_norm: Float[Array, ""] | None = None
+    damping: Float[Array, ""] | None = None
 
-    def plot(self, ax: Any = None) -> Any:
-        """Plot order parameters and residual, iteration by iteration; see `plotting.simulations.gamp_figure`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "q", "theta", "m" and
-                "residual", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import gamp_figure
-
-        return gamp_figure({"message passing": self}, ax=ax)
-
-
-class GAMP(MessagePassing):
-    """The last state of a run of `gamp`, and its history.
-
-    Attributes:
-        Q: estimate.
-        overlaps: order parameters of the estimate on this instance.
-        train_loss: empirical risk / d at `Q`.
-        gradient_norm: largest entry of the gradient of the empirical risk at `Q`; with a penalty, of the proximal
-            gradient.
-        iterations: number of steps taken.
-        status: a `Status`, as an integer.
-        residual: undamped relative change of Q, C and g in the last step.
-        damping: share of the new state for the next step.
-        C: variance of the estimate; of size 1 along d if all coordinates have one variance and there is no penalty.
-        g: messages of the sentences.
-        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
-        residuals: residual of every step; NaN after the last one.
-    """
-
-    train_loss: Float[Array, ""]
-    gradient_norm: Float[Array, ""]
-    damping: Float[Array, ""]
-
-
-class PosteriorMean(MessagePassing):
-    """The estimate of the teacher by message passing of the Bayes-optimal learner.
-
-    Attributes:
-        Q: estimate of the mean of the posterior, (d, t). If the labels do not fix the sign of the teacher, or a
-            rotation of its columns, those of the estimate are arbitrary.
-        C: posterior variance of the rows of the teacher, (d, t, t), or (1, t, t) if it is the same for all rows.
-        g: scores of the labels.
-        overlaps: order parameters of the estimate on this instance; V is the posterior variance of the fields.
-        iterations: number of steps taken.
-        residual: relative change of Q in the last step.
-        status: a `Status`, as an integer.
-        history: overlaps before every step and at the end, arrays of leading size steps + 1; NaN after the end.
-        residuals: residual of every step; NaN after the last one.
-    """
-
-    TITLE = "estimate of the teacher"
-    NUMBERS = ()
+    plot = picture(
+        "simulations.gamp_figure", "order parameters and residual, iteration by iteration", "q", "theta", "m",
+        "residual", many=lambda run: {"message passing": run},
+    )  # fmt: skip
 
     @property
-    def q(self) -> Float[Array, "S t t"]:
+    def q(self) -> Float[Array, "S r r"]:
         """Overlap of the estimate with itself, ``Q^T Sigma_l Q / d``, for S covariances."""
         return self.overlaps.q
 
     @property
-    def theta(self) -> Float[Array, "S t t"]:
+    def theta(self) -> Float[Array, "S r t"]:
         """Overlap of the estimate with the teacher; NaN if the data have no teacher."""
         return self.overlaps.theta
-
-    def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
-        return {name: a for name, a in super()._numbers().items() if name in ("q", "theta")}
 
 
 class _Options(eqx.Module):
@@ -251,6 +219,8 @@ def gamp(
     response = require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
+        if init.damping is None:
+            raise InputError("init", "must be an earlier run of `gamp`, got one of `posterior_mean`: give its Q")
         data.stored("to go on from an earlier run")
         Q, (L, r, _) = check_estimate("init.Q", model, data, init.Q), model.shape
         count = data.gamma.shape[1] if model.penalty is None else data.shape[2]
@@ -288,21 +258,22 @@ def _run(
     p = _iterate(*risk_minimiser(model, data, Q, Z, warm_start, damped, derivative), memory, options)
     Q = p.state.Q
     value, gradient, memory = risk_and_gradient(model, data, False, Q, p.memory)
+    units = Units(weight_unit(data.gamma), loss_unit(model, data))
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
-        proximal = model.penalty.prox(Q - gradient, jnp.ones_like(Q))
+        proximal = model.penalty.prox(Q - units.rate * gradient, jnp.full_like(Q, units.rate))
         Q = jnp.where(p.damping.residual <= options.least_residual, proximal, Q)
         value, gradient, _ = risk_and_gradient(model, data, False, Q, memory)
     return GAMP(
         **{**p.result(options), "Q": Q},
         train_loss=(value + model.penalty_of(Q)) / Q.shape[0],
-        gradient_norm=gradient_norm(model, Q, gradient),
+        gradient_norm=largest(proximal_gradient(model, Q, gradient, units)),
         damping=p.damping.share,
     )
 
 
 def posterior_mean(
     model: Model, data: Data, init: Any = "random", *, steps: int = 500, tol: float = 1e-8, key: Array | None = None
-) -> PosteriorMean:
+) -> GAMP:
     """Estimate the teacher as well as its labels allow, by message passing; `bayes` predicts the overlap for large d.
 
     X_l (n, d) are the inputs of token l without the encodings, which are known, and ``Var(X_li) = gamma_li / d`` is the
@@ -324,7 +295,7 @@ def posterior_mean(
         key: random key of a random start; by default that of seed 0.
 
     Returns:
-        A `PosteriorMean`. Near weak recovery the overlap grows slowly, and differs from one instance to the next.
+        A `GAMP`. Near weak recovery the overlap grows slowly, and differs from one instance to the next.
 
     Raises:
         InputError: as `bayes`; an argument is out of range or of the wrong shape; the teacher has other second
@@ -345,7 +316,8 @@ def posterior_mean(
     d, t = data.shape[2:]
     if isinstance(init, str):
         init = require_choice(init, "init", ("random", "teacher"))
-        random = _START_SCALE * jax.random.normal(key, (d, t), data.x.dtype)
+        size = jnp.sqrt(jnp.trace(pi[0]) / t)
+        random = _START_SCALE * size * jax.random.normal(key, (d, t), data.x.dtype)
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:
         Q = shaped_array("init", init, "d t", {"d": d, "t": t}, data.x.dtype)
@@ -355,8 +327,8 @@ def posterior_mean(
 
 @eqx.filter_jit
 @precise
-def _run_posterior(model: Model, data: Data, Q: Float[Array, "d t"], options: _Options) -> PosteriorMean:
-    return PosteriorMean(**_iterate(*bayes_learner(model, data, Q), None, options).result(options))
+def _run_posterior(model: Model, data: Data, Q: Float[Array, "d t"], options: _Options) -> GAMP:
+    return GAMP(**_iterate(*bayes_learner(model, data, Q), None, options).result(options))
 
 
 class _Loop(eqx.Module):
@@ -370,7 +342,7 @@ class _Loop(eqx.Module):
     memory: PyTree  # of the data
 
     def result(self, options: _Options) -> dict[str, Any]:
-        """Return the fields of a `MessagePassing`."""
+        """Return the fields of a `GAMP`."""
         status = jnp.where(self.failure != Status.converged, self.failure, Status.max_steps)
         status = jnp.where(self.damping.residual <= options.least_residual, Status.converged, status)
         return {

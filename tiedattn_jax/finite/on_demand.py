@@ -32,7 +32,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ..base.arrays import precise
 from ..base.errors import InputError, require_memory
-from ..base.report import Description
 from .data import Population, Sample, Spread
 
 # A product copies one block after the other. Small blocks have more overhead, and large ones leave the cache of a core.
@@ -251,10 +250,9 @@ class DataOnDemand(Sample):
         dice = spread_dice(self.dice, spread)
         return replace(self, y=spread(self.y, 0), noise=noise, dice=dice, spread=spread)
 
-    def describe(self) -> Description:
-        L, n, d, _ = self.shape
-        shape = f"{n} sentences of {L} tokens in {d} dimensions, alpha = {n / d:g}, {self.dtype}"
-        return Description(f"{shape}, drawn on demand")
+    @property
+    def contents(self) -> str:
+        return "drawn on demand"
 
 
 def spread_dice(dice: Dice, spread: Spread | None) -> Dice:

@@ -72,6 +72,21 @@ def back_project(x: Float[Array, "L n d"], g: Float[Array, "L r n"]) -> Float[Ar
     return lax.platform_dependent(x, g, cpu=products, default=by_sums)
 
 
+def power_of_two(size: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the power of two nearest to a positive number; one for zero."""
+    exponent = jnp.round(jnp.log2(jnp.where(size > 0, size, 1.0)))
+    return jnp.ldexp(jnp.ones_like(size), exponent.astype(jnp.int32))
+
+
+def weight_unit(gamma: Float[Array, "S #d"]) -> Float[Array, ""]:
+    """Return the unit of weights: the power of two nearest to ``1 / (2 sigma)``, with the mean variance sigma^2.
+
+    Searches measure weights in it and losses in `evaluation.loss_unit`. They therefore do the same in all units of the
+    inputs. Both units are one in the standard setting, and arithmetic with powers of two is exact.
+    """
+    return power_of_two(0.5 / jnp.sqrt(jnp.mean(gamma)))
+
+
 @jax.jit
 def token_gram(x: Float[Array, "L n d"]) -> Float[Array, "L L n"]:
     """Return the inner products ``x_k . x_l`` of the tokens of every sentence."""

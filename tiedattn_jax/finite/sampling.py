@@ -37,7 +37,7 @@ from ..theory.observables import target_at_nodes
 from .data import Data, Labels, Population, Sample
 from .diagnosis import check_estimate, check_fit
 from .on_demand import DataOnDemand
-from .products import student_fields, token_gram
+from .products import student_fields, token_gram, weight_unit
 
 # Peak number of copies of the inputs x in memory while they are drawn: measured on CPUs; 2, a lower bound, elsewhere.
 _COPIES = {"cpu": 6}
@@ -319,8 +319,9 @@ def start(
             along a direction that is computed from inputs and labels alone, see `spectral_direction`; "random",
             Gaussian; or an array (d, r). Columns that a named start does not set are small and random.
         key: random key; by default that of seed 0.
-        scale: norm of the columns divided by sqrt(d); by default .25 for "positional" and 1 otherwise. The published
-            positional start has norm one: ``scale=d**-0.5``.
+        scale: norm of the columns divided by sqrt(d), for "semantic" relative to the teacher, where it is 1 by default.
+            Otherwise the default is the unit of weights (see `tiedattn_jax.finite.products.weight_unit`), and a quarter
+            of it for "positional". The published positional start has norm one: ``scale=d**-0.5``.
 
     Raises:
         InputError: if the name is unknown, the array has the wrong shape, or the start needs a teacher or encodings
@@ -337,24 +338,32 @@ def start(
         check(model, even=False)
     key = jax.random.key(0) if key is None else key
     require_key(key)
-    size = scale if scale is not None else 0.25 if init == "positional" else 1.0
-    require_positive(size, "scale")
+    if scale is not None:
+        require_positive(scale, "scale")
     if init == "positional" and is_concrete(data.encodings):
         has_encodings = np.any(np.asarray(data.encodings) != 0)
         require(has_encodings, "init", init, "'semantic', 'random' or an array for data without encodings")
     threshold = None
     if init == "spectral":
         threshold = _weak_recovery(model, data.stored("for a spectral start"))
-    return _named_start(model, data, init, key, jnp.asarray(size, data.dtype), threshold)
+    scale = None if scale is None else jnp.asarray(scale, data.dtype)
+    return _named_start(model, data, init, key, scale, threshold)
 
 
 @eqx.filter_jit
 @precise
 def _named_start(
-    model: Model, data: Sample, init: str, key: PRNGKeyArray, size: Float[Array, ""], threshold: Float[Array, ""] | None
+    model: Model,
+    data: Sample,
+    init: str,
+    key: PRNGKeyArray,
+    scale: Float[Array, ""] | None,
+    threshold: Float[Array, ""] | None,
 ) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
-    noise = jax.random.normal(key, (d, r), data.dtype)
+    noise, unit = jax.random.normal(key, (d, r), data.dtype), weight_unit(data.gamma)
+    sizes = {"semantic": jnp.ones_like(unit), "positional": 0.25 * unit}
+    size = sizes.get(init, unit) if scale is None else scale
     if init == "random":
         return noise * size
     semantic, positional = model.start_columns(combined=False)
@@ -368,7 +377,7 @@ def _named_start(
         coefficients = jnp.linalg.eigh(data.encodings @ data.encodings.T)[1][:, -1]
         direction = coefficients @ data.encodings * jnp.where(coefficients[0] < 0, -1.0, 1.0)
         directions, columns = (direction / jnp.linalg.norm(direction) * d**0.5)[:, None], positional[:, None]
-    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * noise)
+    return directions @ columns.T * size + jnp.where(jnp.any(columns, 1), 0.0, 0.1 * unit * noise)
 
 
 def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:

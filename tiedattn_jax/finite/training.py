@@ -5,9 +5,9 @@
     risk(Q) = sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2 + sum_i p(Q_i),    z_l = X_l Q
     gradient of all but p = sum_l X_l^T dloss/dz_l + lambda Q
 
-With a penalty, the proximal operator of p follows every step of gradient descent. "Gradient of the risk" then means the
-proximal gradient ``Q - prox_p(Q - gradient)``, which is zero at critical points and is the gradient if there is no
-penalty.
+With a penalty, the proximal operator of p follows every step of gradient descent. "Gradient of the risk" then means
+the proximal gradient ``(Q - prox_{s p}(Q - s gradient)) / s``, which is zero at critical points and is the gradient
+without a penalty. The step s is the unit of learning rates, see `evaluation.Units`.
 
 A gradient takes one product of X with Q and one of X^T with a field. A prediction of the size of the inputs, (n, L, d),
 is never built, not even for the exact labels. Training losses are per dimension, risk / d, as in the theory.
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import equinox as eqx
 import jax
@@ -54,14 +54,25 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.nodewise import nodewise
+from ..base.report import picture
 from ..base.results import Status
 from ..model.checks import check_provides
 from ..model.model import Model
 from .data import Data, Sample
 from .diagnosis import check_estimate, check_fit
-from .evaluation import Estimate, sentence_losses, with_value
-from .products import student_fields
+from .evaluation import (
+    Estimate,
+    Units,
+    Weights,
+    best_value,
+    largest,
+    loss_unit,
+    proximal_gradient,
+    sentence_losses,
+    value_risk,
+    with_value,
+)
+from .products import student_fields, weight_unit
 from .sampling import start
 
 OPTIMIZERS = {"gd": optax.sgd, "adam": optax.adam, "lbfgs": optax.lbfgs}
@@ -92,26 +103,17 @@ class Training(Estimate):
     gradient_norms: Float[Array, " points"]
     W: Float[Array, "d d"] | None = None
 
+    plot = picture(
+        "simulations.training_figure", "training loss and gradient, step by step", "train_loss", "gradient_norm",
+        many=lambda run: {"training": run},
+    )  # fmt: skip
+
     @property
     def shift(self) -> Float[Array, ""] | None:
         """Distance of the value matrix from the identity, ``||W - 1||_F / sqrt(d)``; None without a value matrix."""
         if self.W is None:
             return None
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
-
-    def plot(self, ax: Any = None) -> Any:
-        """Plot training loss and gradient, step by step; see `plotting.simulations.training_figure`.
-
-        Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
-                "gradient_norm", or a dict of some of them.
-
-        Returns:
-            The figure, or `ax`.
-        """
-        from ..plotting.simulations import training_figure
-
-        return training_figure({"training": self}, ax=ax)
 
 
 def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
@@ -153,65 +155,6 @@ def risk_and_gradient(
     value, (ridge, slopes) = jax.value_and_grad(partial(_risk_of_fields, model, data, exact), (0, 1))(Q, Z)
     gradient, memory = data.back_project(slopes, memory)
     return value, ridge + gradient, memory
-
-
-@precise
-def value_risk(
-    model: Model,
-    data: Data,
-    labels: Float[Array, "n L d"],
-    Q: Float[Array, "d r"],
-    W: Float[Array, "d d"],
-    ridge: Number,
-) -> Float[Array, ""]:
-    """Return ``sum_mu ||y - S (x + p) W||_F^2 / (2 d) + lambda / 2 ||Q||_F^2 + ridge / 2 ||W - 1||_F^2``.
-
-    Args:
-        labels: exact labels y.
-        ridge: kappa.
-    """
-    distance = jnp.sum((W - jnp.eye(len(W), dtype=W.dtype)) ** 2)
-    return smooth_risk(model, with_value(data, labels, W), Q, exact=True) + 0.5 * ridge * distance
-
-
-@nodewise
-def _student_attention(model: Model, Z: Float[Array, "L r"]) -> Float[Array, "L L"]:
-    return model.student(Z)
-
-
-@precise
-def best_value(
-    model: Model, data: Data, labels: Float[Array, "n L d"], Q: Float[Array, "d r"], ridge: Number
-) -> Float[Array, "d d"]:
-    """Return the value matrix that minimises `value_risk` at weights Q, by the smaller of two linear systems.
-
-    W = 1 + (F^T F + ridge)^-1 F^T (y / sqrt(d) - F) = 1 + F^T (F F^T + ridge)^-1 (y / sqrt(d) - F),
-    F = S (x + p) / sqrt(d),    with a row for every token of every sentence
-    """
-    F = jnp.einsum("kln,lni->nki", _student_attention(model, student_fields(data.x, Q)), data.x).reshape(-1, len(Q))
-    residual = labels.reshape(F.shape) / len(Q) ** 0.5 - F
-    is_wide = len(F) < len(Q)
-    gram = F @ F.T if is_wide else F.T @ F
-    floor = jnp.finfo(gram.dtype).eps * jnp.trace(gram)  # keeps the system solvable without a ridge
-    factor = jax.scipy.linalg.cho_factor(gram + jnp.maximum(ridge, floor) * jnp.eye(len(gram), dtype=gram.dtype))
-    solve = partial(jax.scipy.linalg.cho_solve, factor)
-    return jnp.eye(len(Q), dtype=gram.dtype) + (F.T @ solve(residual) if is_wide else solve(F.T @ residual))
-
-
-# An array, or several of one dimension in a tree.
-Weights: TypeAlias = PyTree[Float[Array, "d _"]]
-
-
-def gradient_norm(model: Model, weights: Weights, gradient: Weights) -> Float[Array, ""]:
-    """Return the largest entry of the gradient of the risk, or of the proximal gradient if there is a penalty.
-
-    Args:
-        weights: with a penalty only the array Q.
-        gradient: gradient of the `smooth_risk`, of the same structure.
-    """
-    if model.penalty is not None:
-        gradient = weights - model.penalty.prox(weights - gradient, jnp.ones_like(weights))
-    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
 
 
 class Descent(eqx.Module):
@@ -265,7 +208,8 @@ def train(
         steps: largest number of steps.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.
-        tol: largest entry of the gradient at which to stop.
+        tol: largest entry of the gradient at which to stop, in the unit of gradients, see
+            `tiedattn_jax.finite.evaluation.Units`.
         exact: whether to train on the exact labels; see `risk`.
         value: ridge, zero or more, that pulls a value matrix to the identity; None for a layer without a value matrix.
             It is to the matrix what lambda is to the weights: ``value=model.lam``. Training is then on exact labels;
@@ -320,6 +264,7 @@ class _Point(eqx.Module):
     value: Float[Array, ""]
     gradient: Weights  # gradient of the smooth risk
     norm: Float[Array, ""]
+    distance: Float[Array, ""]  # the norm in units of the gradient
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -356,21 +301,24 @@ def _run(
     value: tuple[Float[Array, "n L d"], Float[Array, ""]] | None,
 ) -> Training:
     """Train the weights, and with labels and the ridge of a value matrix in `value` also this matrix."""
+    unit = weight_unit(data.gamma)
     if value is None:
         memory = data.memory(Q.shape[1] * (options.steps + 1), options.steps)
-        Q, fields = descend(model, partial(risk_and_gradient, model, data, exact), Q, options, memory)
+        units = Units(unit, loss_unit(model, data, exact))
+        Q, fields = descend(model, partial(risk_and_gradient, model, data, exact), Q, options, units, memory)
         return Training(Q=Q, overlaps=data.overlaps(Q), **fields)
-    stored, (labels, ridge) = data.stored("for a value matrix"), value
+    stored, (labels, ridge), W = data.stored("for a value matrix"), value, jnp.eye(len(Q), dtype=Q.dtype)
+    units = Units(unit, loss_unit(model, with_value(stored, labels, W), exact=True))
     if options.optimizer == "lbfgs":
 
         def best_W(Q: Float[Array, "d r"]) -> Float[Array, "d d"]:
             return lax.stop_gradient(best_value(model, stored, labels, Q, ridge))
 
         objective = differentiated(lambda Q: value_risk(model, stored, labels, Q, best_W(Q), ridge))
-        Q, fields = descend(model, objective, Q, options)
+        Q, fields = descend(model, objective, Q, options, units)
         return Training(Q=Q, overlaps=data.overlaps(Q), W=best_W(Q), **fields)
     objective = differentiated(lambda w: value_risk(model, stored, labels, w[0], w[1], ridge))
-    (Q, W), fields = descend(model, objective, (Q, jnp.eye(len(Q), dtype=Q.dtype)), options)
+    (Q, W), fields = descend(model, objective, (Q, W), options, Units((unit, jnp.ones_like(unit)), units.loss))
     return Training(Q=Q, overlaps=data.overlaps(Q), W=W, **fields)
 
 
@@ -384,9 +332,17 @@ def differentiated(objective: Callable[[Weights], Float[Array, ""]]) -> ValueAnd
 
 
 def descend(
-    model: Model, value_and_gradient: ValueAndGradient, weights: Weights, options: Descent, memory: PyTree = None
+    model: Model,
+    value_and_gradient: ValueAndGradient,
+    weights: Weights,
+    options: Descent,
+    units: Units,
+    memory: PyTree = None,
 ) -> tuple[Weights, dict[str, Array]]:
     """Minimise a function of weights, an array or several in a tree.
+
+    The optimisers see weights and function in their units. Learning rates of gradient descent and Adam have none: they
+    are those of the weights themselves.
 
     Args:
         model: model whose penalty applies to the weights.
@@ -399,26 +355,40 @@ def descend(
     """
     optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
 
+    def scaled(weights: Weights) -> Weights:
+        return jax.tree.map(jnp.divide, weights, units.weights)
+
+    def unscaled(weights: Weights) -> Weights:
+        return jax.tree.map(jnp.multiply, weights, units.weights)
+
     @jax.custom_jvp
     def objective(weights: Weights) -> Float[Array, ""]:
-        return value_and_gradient(weights, None)[0]
+        return value_and_gradient(unscaled(weights), None)[0] / units.loss
 
     @objective.defjvp
     def _(primals: tuple, tangents: tuple) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        value, gradient, _ = value_and_gradient(primals[0], None)
-        return value, total(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, tangents[0])))
+        value, gradient, _ = value_and_gradient(unscaled(primals[0]), None)
+        slope = jax.tree.map(jnp.vdot, units.of(gradient), tangents[0])
+        return value / units.loss, total(jax.tree.leaves(slope))
 
     def evaluated(weights: Weights, opt_state: PyTree, memory: PyTree) -> tuple[_Point, PyTree]:
         if options.optimizer == "lbfgs" and opt_state is not None:  # the line search computed value and gradient here
-            value, gradient = optax.value_and_grad_from_state(objective)(weights, state=opt_state)
+            value, gradient = optax.value_and_grad_from_state(objective)(scaled(weights), state=opt_state)
+            value, gradient = value * units.loss, scaled(jax.tree.map(lambda g: g * units.loss, gradient))
         else:
             value, gradient, memory = value_and_gradient(weights, memory)
-        norm = gradient_norm(model, weights, gradient)
-        return _Point(weights, value + model.penalty_of(weights), gradient, norm), memory
+        proximal = proximal_gradient(model, weights, gradient, units)
+        norm, distance = largest(proximal), largest(units.of(proximal))
+        return _Point(weights, value + model.penalty_of(weights), gradient, norm, distance), memory
 
     def advanced(p: _DescentLoop) -> _DescentLoop:
-        search = {"value": p.point.value, "grad": p.point.gradient, "value_fn": objective}
-        update, opt_state = optimizer.update(p.point.gradient, p.opt_state, p.point.weights, **search)
+        gradient = units.of(p.point.gradient)
+        search = {"value": p.point.value / units.loss, "grad": gradient, "value_fn": objective}
+        update, opt_state = optimizer.update(gradient, p.opt_state, scaled(p.point.weights), **search)
+        if options.optimizer == "lbfgs":
+            update = unscaled(update)
+        elif options.optimizer == "gd":
+            update = jax.tree.map(lambda u, a: u * (units.loss / a), update, units.weights)
         weights = optax.apply_updates(p.point.weights, update)
         if model.penalty is not None:
             weights = model.penalty.prox(weights, jnp.full_like(weights, options.rate))
@@ -430,16 +400,16 @@ def descend(
         return _DescentLoop(point, opt_state, p.steps + 1, failure, p.losses, p.norms, memory).recorded()
 
     def unfinished(p: _DescentLoop) -> Bool[Array, ""]:
-        return (p.failure == Status.converged) & (p.point.norm > options.tol) & (p.steps < options.steps)
+        return (p.failure == Status.converged) & (p.point.distance > options.tol) & (p.steps < options.steps)
 
     blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)
     first, memory = evaluated(weights, None, memory)
     failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
-    p = _DescentLoop(first, optimizer.init(weights), zero, failure, blank, blank, memory).recorded()
+    p = _DescentLoop(first, optimizer.init(scaled(weights)), zero, failure, blank, blank, memory).recorded()
     p = lax.while_loop(unfinished, advanced, p)
     # A run without a failure that has not reached its tolerance ran out of steps.
     status = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
-    converged = (p.point.norm <= options.tol) & (p.failure != Status.nonfinite)
+    converged = (p.point.distance <= options.tol) & (p.failure != Status.nonfinite)
     return p.point.weights, {
         "train_loss": p.point.per_dimension,
         "gradient_norm": p.point.norm,
