@@ -6,8 +6,10 @@ kind than any in the library: lines through the student's fields, broken where t
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import tiedattn_jax as ta
 
@@ -50,6 +52,49 @@ def state(case: Case) -> ta.Overlaps:
     # A weak type, which `jnp.full` gives without a dtype, would need another program.
     matrices = [jnp.full((2, 1, 1), v, float) for v in (case.q, case.V, case.theta)]
     return ta.Overlaps(*matrices, case.m * jnp.array([[1.0], [-1.0]]))
+
+
+class Signs(ta.Model):
+    """Every sample picks the sign of its first field: ``(|z_1| - 1)^2 / 2``, and ``k z^2 / 2`` of a second one, if any.
+
+    With a ridge of lam the minimum over the weights is ``s^T (1 + X X^T / lam)^{-1} s / 2`` for signs s. Few samples,
+    alpha -> 0, have nearly orthogonal inputs, and the signs are the ground state of the Sherrington-Kirkpatrick (SK)
+    model.
+    """
+
+    stiffness: float = eqx.field(static=True, default=0.0)
+
+    @property
+    def shape(self):
+        return (2 if self.stiffness else 1), 1, 1
+
+    def loss(self, Z, Y):
+        return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-10) - 1) ** 2 + 0.5 * self.stiffness * jnp.sum(Z[1:] ** 2)
+
+    def law(self):
+        L, unit = self.shape[0], jnp.ones((1, 1, 1))
+        return ta.SpectralLaw(unit[:, 0, 0], jnp.ones((1, L)), jnp.eye(L)[None], unit, jnp.zeros((1, L, 1)))
+
+
+def channel_of_signs(B, a, q1, q0, s, count=60):
+    """M_s in closed form for the envelope ``(h -+ a)^T B (h -+ a) / 2``, with either sign.
+
+    The average within a cluster is Gaussian on either side of the plane ``h^T B a = 0``, where both signs are equally
+    good. The one over clusters has `count` Gauss-Hermite nodes for each field.
+    """
+    xi, weight = np.polynomial.hermite_e.hermegauss(count)
+    r, weight = len(a), weight / weight.sum()
+    weight = np.prod(np.meshgrid(*[weight] * r), 0).ravel()
+    h = jnp.linalg.cholesky(q0) @ np.stack(np.meshgrid(*[xi] * r)).reshape(r, -1)
+    inner, across = jnp.linalg.inv(q1 - q0), B @ a
+    precision, sides = inner + s * B, []
+    for sign in (1, -1):
+        centre = jnp.linalg.solve(precision, inner @ h + sign * s * across[:, None])
+        exponent = jnp.sum(h * (inner @ h), 0) + s * a @ across - jnp.sum(centre * (precision @ centre), 0)
+        size = jnp.linalg.slogdet((q1 - q0) @ precision)[1]
+        spread = jnp.sqrt(across @ jnp.linalg.solve(precision, across))
+        sides.append(-0.5 * (exponent + size) + jax.scipy.special.log_ndtr(sign * across @ centre / spread))
+    return -weight @ jnp.logaddexp(*sides) / s
 
 
 class Tempered(ta.AttentionLayer):

@@ -51,6 +51,19 @@ def states(model, case=CASES[0], scatter=(0.0,) * 4, **numbers) -> State:
     )
 
 
+def numbers_of(states: State):
+    """q, V, theta, m, training loss and test error of every replicate, for the first token: (R, 6)."""
+    x = states.overlaps
+    parts = x.q[:, 0, 0, 0], x.V[:, 0, 0, 0], x.theta[:, 0, 0, 0], x.m[:, 0, 0], states.train_loss, states.gen_error
+    return jnp.stack(parts, 1)
+
+
+def overlaps_of(q, V, theta=0.0, m=0.0, tokens=2) -> ta.Overlaps:
+    """Overlaps of one column, equal for all tokens, but for the sign of m."""
+    signs = jnp.linspace(1.0, -1.0, tokens)[:, None]
+    return ta.Overlaps(*(jnp.full((tokens, 1, 1), v, float) for v in (q, V, theta)), m * signs)
+
+
 def states_near(model, alpha, nodes, start, free, settings) -> State:
     """The states that `solve` finds near a start under `jax.jit`, where the branch is data."""
     starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *jnp.shape(a))), start)

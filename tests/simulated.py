@@ -1,4 +1,4 @@
-"""One-pass stochastic gradient descent on sampled sentences: the process that the equations describe."""
+"""Simulations to hold the theory against: one-pass stochastic gradient descent, and instances that are trained."""
 
 from functools import partial
 
@@ -60,3 +60,24 @@ def runs_of(setting, start, eta, kappa, until, points, *, runs, seed=0):
     arrays = (jnp.asarray(a) for a in (Sigma, p, teacher, Q0))
     samples = descend(model, *arrays, eta, kappa, jax.random.key(seed), runs=runs, steps=points * every, every=every)
     return np.mean(samples, 1), np.std(samples, 1, ddof=1) / np.sqrt(runs)
+
+
+def trained(model, data, branch, **options):
+    return ta.train(model, data, branch, optimizer="lbfgs", **{"steps": 2000, "tol": 1e-7} | options)
+
+
+def assert_agrees(model, d, alpha, branch, nodes, run=None, *, normalise=True, bars=0.05, slack=0.02, but=("V",)):
+    """Assert that eight instances end on a branch with its numbers within three error bars, and return them.
+
+    Args:
+        bars: the largest error bar relative to the theory; `slack` is added to three of them.
+        but: numbers that are not compared, as are those that vanish.
+    """
+    run = run or (lambda data, key: trained(model, data, branch))
+    keys = jax.random.split(jax.random.key(0), 8)
+    result = ta.run_instances(model, d, alpha, run, keys, normalise=normalise, nodes=nodes)
+    assert np.all(result.ok) and set(result.branch.tolist()) == {branch}
+    for k, (_, theory, gap, bar) in result.difference(branch).items():
+        if k not in but and theory != 0 and np.isfinite(gap):
+            assert bar < bars * theory and abs(gap) < 3 * bar + slack * theory, k
+    return result

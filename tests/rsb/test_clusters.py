@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.arrays import apply
@@ -28,11 +27,6 @@ Y = jnp.array([
     [0.8051, -0.7092, 0.5006, 0.7666, 0.2942, 0.6469, 0.5377, -0.1238, -1.2636, 0.1],
     [-0.8853, 0.7726, -0.9029, -1.1544, -0.7624, -0.6819, -0.8311, 0.9821, 0.2417, 0.2],
 ])[:, None]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model() -> ta.DotProduct:
-    return ta.DotProduct()
 
 
 def _energies(law, cluster):
@@ -167,9 +161,8 @@ def test_derivatives_contain_the_moving_jump(law, minima):
     def gradient(h, minima):
         return jax.grad(lambda h: stationary(total)(cluster_at(law._replace(h=h), minima), h))(h)
 
-    direction = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H)
+    direction, step = jnp.array([1.0, -0.5])[:, None, None] * jnp.ones_like(H), 1e-4
     _, moving = jax.jvp(lambda h: gradient(h, minima), (H,), (direction,))
-    step = 1e-4
     ahead, behind = (gradient(h, _minima(law._replace(h=h), S)) for h in (H + step * direction, H - step * direction))
     differences = (ahead - behind) / (2 * step)
     valid = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate

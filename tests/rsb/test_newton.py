@@ -1,6 +1,7 @@
 """Newton's method of 1RSB: single steps, their matrix, and how a search ends."""
 
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ def _look(residual):
 def test_a_step_solves_the_equations_and_goes_uphill_in_s(uphill):
     """A step solves the linear equations. Where the loss is steep in log s, log s moves uphill by the longest step.
 
-    The other coordinates then solve their equations at this log s.
+    The other coordinates then solve their equations at this log s. A long step keeps its direction.
     """
     look = _look(1e-3 * np.array([1.0, -2.0, 0.5, -uphill]))
     step = newton._newton_step(look, look.matrix, 4, 0.0) * look.columns
@@ -39,14 +40,11 @@ def test_a_step_solves_the_equations_and_goes_uphill_in_s(uphill):
     np.testing.assert_allclose(look.matrix[:3, :3] @ (move * look.columns)[:3], cut * target, rtol=1e-9)
     np.testing.assert_array_equal(newton._newton_step(look, look.matrix, 4, -uphill) * look.columns, step)
     np.testing.assert_array_equal(newton._newton_step(look, look.matrix, 4, 0.05 * uphill) * look.columns, step)
-
-
-def test_a_long_step_keeps_its_direction():
-    look = _look(np.array([10.0, -20.0, 5.0, 1.0]))
-    move = newton._newton_step(look, look.matrix, 4, 0.0)
-    step = look.matrix @ (move * look.columns)
-    assert np.max(np.abs(move)) == pytest.approx(0.5)
-    np.testing.assert_allclose(step / step[0], look.residual / look.residual[0], rtol=1e-9)
+    far = _look(np.array([10.0, -20.0, 5.0, uphill]))
+    long_move = newton._newton_step(far, far.matrix, 4, 0.0)
+    long_step = far.matrix @ (long_move * far.columns)
+    assert np.max(np.abs(long_move)) == pytest.approx(0.5)
+    np.testing.assert_allclose(long_step / long_step[0], far.residual / far.residual[0], rtol=1e-9)
 
 
 def _problem(free):
@@ -74,36 +72,26 @@ def test_a_step_is_halved_until_it_lies_in_the_domain(moved, cut):
     assert cut == 0 or np.all(held.theta == 0)
 
 
-@pytest.mark.parametrize(
-    ("residual", "status"), [(1e-4, Status.converged), (3e-3, Status.stalled), (4e-3, Status.max_steps)]
-)
-def test_status_of_a_solution(residual, status):
-    assert newton.Solution(None, None, None, None, residual, None).status == status
-
-
 def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
-    """Newton's method ends where the equations are not finite, and returns to the last place with its matrix."""
     x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
     looks = iter([0.5, np.nan])
 
     def look(self, x, s, needs_slopes):
         v = np.asarray(newton.coordinates(x, s)[0])
         residual, unit = np.full(len(v), next(looks)), np.asarray(1.0)
-        return newton.Look(v, residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x)
-        yield
+        numbers = residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x
+        return made.finished_path(newton.Look(v, *numbers))
 
     monkeypatch.setattr(newton.Problem, "look", look)
     monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
-    problem = newton.Problem(ta.DotProduct(), jnp.asarray(1.0), None, jnp.zeros(2), True, 0.5)
-    result = run_one(newton.fixed_point(problem, x, jnp.asarray(500.0), None))
+    result = run_one(newton.fixed_point(_problem([0.0, 0.0]), x, jnp.asarray(500.0), None))
     assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
+    for residual, status in ((1e-4, Status.converged), (3e-3, Status.stalled), (4e-3, Status.max_steps)):
+        assert newton.Solution(None, None, None, None, residual, None).status == status
 
 
 def test_corrected_matrix_knows_the_last_move():
-    """The corrected matrix maps the last move to the change that was seen, and moves across it as before.
-
-    "Across" is measured in units of the coordinates.
-    """
+    """It maps the last move to the change that was seen; moves across it, in units of the coordinates, as before."""
     matrix, sizes = np.arange(9.0).reshape(3, 3), np.array([1.0, 10.0, 0.1])
     move, change = np.array([0.5, 2.0, 0.03]), np.array([1.0, -1.0, 2.0])
     corrected = newton.corrected_matrix(matrix, move, change, sizes)

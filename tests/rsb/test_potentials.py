@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, state
-from jax.scipy.special import log_ndtr
+from cases import CASES, Signs, channel_of_signs, state
 from scipy.stats import norm
 
 import tiedattn_jax as ta
@@ -18,34 +17,11 @@ from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.clusters import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.potentials import (
-    OneRSBOverlaps,
-    Outer,
-    averages_at,
-    conjugates,
-    free_energy,
-    lay_fields,
-    nodes_on_line,
-    overlaps,
-    prior,
-)
+from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, free_energy, overlaps, prior
 from tiedattn_jax.theory import potentials as rs_potentials
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 S = jnp.asarray(500.0)
-
-
-class Signs(ta.Model):
-    """One token with the loss ``(|z| - 1)^2 / 2``: the envelope is ``(|h| - 1)^2 / (2 (1 + V))``."""
-
-    shape = (1, 1, 1)
-
-    def loss(self, Z, Y):
-        return 0.5 * (jnp.sqrt(Z[0, 0] ** 2 + 1e-12) - 1) ** 2
-
-    def law(self):
-        unit = jnp.ones((1, 1, 1))
-        return ta.SpectralLaw(unit[0, 0], unit[0], unit, unit, 0 * unit)
 
 
 def _state(q1, q0, V):
@@ -54,15 +30,9 @@ def _state(q1, q0, V):
 
 
 def _channel_by_hand(q1, q0, V, s):
-    """M_s of `Signs`: the average within a cluster is Gaussian on either side of zero."""
-    xi, weight = np.polynomial.hermite_e.hermegauss(120)
-    h, b, spread = jnp.sqrt(q0) * xi, s / (1 + V), q1 - q0
-    precision, sides = 1 / spread + b, []
-    for sign in (1, -1):
-        centre = (sign * h / spread + b) / precision
-        size = h**2 / spread + b - centre**2 * precision + jnp.log(spread * precision)
-        sides.append(log_ndtr(centre * jnp.sqrt(precision)) - 0.5 * size)
-    return -weight @ jnp.logaddexp(*sides) / (s * weight.sum())
+    """M_s of `Signs`."""
+    q1, q0, V = (jnp.reshape(a, (1, 1)) for a in (q1, q0, V))
+    return channel_of_signs(1 / (1 + V), jnp.ones(1), q1, q0, s, 120)
 
 
 def _remainder_by_hand(q1, q0, V, s):
@@ -116,7 +86,7 @@ def test_channel_potential_by_a_search_for_jumps():
     model, laid = Signs(lam=jnp.asarray(1.0)), jnp.array([0.3, 0.15, 0.9, 3.0])
     at, (x, s) = jnp.array([0.31, 0.17, 0.92, 2.9]), (_state(*laid[:3]), laid[3])
     lines = lines_1rsb(model, 3, 4, 2, 0).replicate(0)
-    averages = averages_at(model, ta.Overlaps(x.q1, x.joined(s).V, x.theta, x.m), x, s, lines)
+    averages = potentials.averages_at(model, ta.Overlaps(x.q1, x.joined(s).V, x.theta, x.m), x, s, lines)
 
     @jax.jit
     def expansion(at, with_slopes):
@@ -142,11 +112,15 @@ def test_channel_potential_by_a_search_for_jumps():
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_prior_without_breaking_is_that_of_replica_symmetry(rank, random_hats):
+def test_without_breaking_potentials_are_those_of_replica_symmetry(rank, random_hats):
     model, hats = ta.DotProduct(rank=rank), random_hats(rank)
     hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
     rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
     np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
+    q, M, alpha = 0.05 * jnp.stack([jnp.eye(rank)] * 2), jnp.asarray(0.002), jnp.asarray(1.3)
+    x, between = OneRSBOverlaps(q, q, hats.V, hats.theta, hats.m), ta.Overlaps(q, hats.V, hats.theta, hats.m)
+    expected = rs_potentials.free_energy(model, alpha, between, rs, M)
+    np.testing.assert_allclose(free_energy(model, alpha, x, hats, S, M), expected, rtol=1e-12)
 
 
 def test_prior_is_a_gaussian_average(random_hats):
@@ -176,17 +150,6 @@ def test_order_parameters_of_isotropic_data(random_hats):
     np.testing.assert_allclose(x.m[0, 0], encoded / D, rtol=1e-9)
 
 
-def test_free_energy_without_breaking(random_hats):
-    model, hats = ta.DotProduct(), random_hats()
-    hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
-    x = eqx.tree_at(lambda h: (h.q1, h.q0), random_hats(), (0.05 * jnp.ones((2, 1, 1)), 0.05 * jnp.ones((2, 1, 1))))
-    rs = ta.Overlaps(x.q0, x.V, x.theta, x.m), Conjugates(hats.q0, hats.V, hats.theta, hats.m)
-    M, alpha = jnp.asarray(0.002), jnp.asarray(1.3)
-    np.testing.assert_allclose(
-        free_energy(model, alpha, x, hats, S, M), rs_potentials.free_energy(model, alpha, *rs, M), rtol=1e-12
-    )
-
-
 def test_prior_by_the_ridge_is_the_norm_of_the_weights(random_hats):
     """d psi_s / d lam is -tr(Q^T Q) / (2 d), or -q1 / (2 sigma^2) for one token, whatever the conjugates."""
     model, hats = ta.DotProduct(sigma=0.6), random_hats()
@@ -206,39 +169,34 @@ def test_the_equations_make_the_free_energy_stationary(rank, random_hats):
     def channel(x):  # any smooth function of symmetric matrices
         return sum(jnp.sum(jnp.sin(a + jnp.swapaxes(a, 1, 2))) for a in (x.q1, x.q0, x.V)) + jnp.sum(x.theta**2 - x.m)
 
-    image = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2))
+    image = potentials.conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2))
     by_x = jax.grad(lambda x: free_energy(model, alpha, x, image, s, channel(x)))(x)
     for name, slope in vars(by_x).items():
         assert np.max(np.abs(slope)) < 1e-12 * s, name
     for k, name in enumerate(("theta", "m")):  # what a branch holds at zero has no conjugate
-        held = conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
+        held = potentials.conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
         assert np.all(getattr(held, name) == 0) and np.any(getattr(image, name) != 0)
 
 
 @pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])
 def test_a_line_integrates_the_gaussian(jumps):
-    nodes, weights = nodes_on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
+    nodes, weights = potentials.nodes_on_line(np.asarray(jumps), -6.0, 6.5, 0.1)
     density = np.exp(-0.5 * nodes**2) / (2 * np.pi) ** 0.5
     moments = [np.sum(weights * density * nodes**k) for k in range(5)]
     np.testing.assert_allclose(moments, [1, 0, 1, 0, 3], atol=2e-6)
-    inside = [j for j in jumps if j < 6.5]
-    assert all(np.sum(np.abs(nodes - j) < 0.6) >= 18 for j in inside if j < 5)
-    broken = np.sum(weights * density * np.abs(nodes - 0.4))  # exact, because the kink is an end of pieces
-    if jumps == [0.4]:
+    assert all(np.sum(np.abs(nodes - j) < 0.6) >= 18 for j in jumps if j < 5)
+    if jumps == [0.4]:  # exact, because the kink is an end of pieces
+        broken = np.sum(weights * density * np.abs(nodes - 0.4))
         np.testing.assert_allclose(broken, 2 * norm.pdf(0.4) + 0.4 * (2 * norm.cdf(0.4) - 1), atol=1e-6)
-
-
-@pytest.mark.parametrize("place", [-1.9, -0.3, 0.9, 2.2])
-def test_what_changes_within_a_third_of_a_deviation_is_resolved_everywhere(place):
-    """Nodes resolve a width of .33 on lines without jumps: beyond the end of a jump the minimiser is still steep."""
-    nodes, weights = nodes_on_line(np.empty(0), -6.0, 6.5, 0.1)
-    np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
+    for place in (-1.9, -0.3, 0.9, 2.2) if not jumps else ():
+        # A width of .33 is resolved everywhere: beyond the end of a jump the minimiser is still steep.
+        np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
 
 
 @pytest.mark.long
 def test_laid_fields_have_the_law(model, lines):
     x = state(CASES[1])
-    laid = lay_fields(model, x, lines.replicate(0), 0.17)
+    laid = potentials.lay_fields(model, x, lines.replicate(0), 0.17)
     student, _ = whiten(model, x, laid.h, teacher_fields(model, laid.teacher))
     normals = np.concatenate([student, laid.teacher])[:, 0]
     np.testing.assert_allclose(laid.weight.sum(), 1.0, atol=1e-12)
@@ -246,21 +204,14 @@ def test_laid_fields_have_the_law(model, lines):
     np.testing.assert_allclose((normals * laid.weight) @ normals.T, np.eye(4), atol=0.02)
 
 
-def test_a_group_of_fields_may_be_empty():
-    """A group of fields may be empty (all fields are near a jump, or none is): blocks without weight add nothing."""
-    empty = Outer(jnp.zeros((2, 1, 0)), jnp.zeros((2, 1, 0)), jnp.zeros(0), jnp.zeros(0))
-    blocks = potentials._in_blocks(empty, 4)
-    assert blocks.weight.shape[1] == 4 and not np.any(blocks.weight)
-    with counted_loops(False):
-        assert sum_of_weighted(blocks, lambda block: jnp.sum(block.h) + 1.0) == 0
-
-
-@pytest.mark.parametrize("size", [5, 128, 130])
+@pytest.mark.parametrize("size", [0, 5, 128, 130])
 def test_blocks_hold_every_field_once(size):
-    """What fills up the last blocks has no weight."""
+    """The rest of the last blocks has no weight and adds nothing. A group is empty if all fields are near a jump."""
     h, weight = jnp.arange(2.0 * size).reshape(2, 1, size), 1.0 + jnp.arange(size)
     blocks = potentials._in_blocks(Outer(h, h, weight, weight), 4)
-    assert blocks.weight.shape == (32 * -(-size // 128), 4)
+    assert blocks.weight.shape == (32 * -(-size // 128), 4) or not size
     filled = np.asarray(blocks.weight).ravel()
     np.testing.assert_array_equal(filled, np.append(weight, np.zeros(filled.size - size)))
     np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)
+    with counted_loops(False):
+        assert sum_of_weighted(blocks, lambda block: 1.0 + 0 * jnp.sum(block.h)) == -(-size // 4)  # blocks with weight

@@ -19,37 +19,35 @@ def transition(model, lines) -> ta.results.Quantity:
     return ta.critical_alpha(model, lines)
 
 
-def _numbers(sigma: jax.Array) -> ta.Model:
+def _numbers(by_sigma: jax.Array) -> ta.Model:
     """Derivatives in the numbers of the model, zero except for sigma."""
-    zeros = jax.tree.map(lambda a: jnp.zeros((*sigma.shape, *a.shape)), ta.DotProduct())
-    return eqx.tree_at(lambda m: m.sigma, zeros, sigma)
+    zeros = jax.tree.map(lambda a: jnp.zeros((*by_sigma.shape, *a.shape)), ta.DotProduct())
+    return eqx.tree_at(lambda m: m.sigma, zeros, by_sigma)
 
 
-def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0) -> BrokenState:
+def _state(elevation: list[float], by_alpha: float, by_sigma: float = 0.0, **numbers) -> BrokenState:
     ones = jnp.ones(len(elevation))
     full = jnp.ones((len(elevation), 2, 1, 1))
     x = ta.results.OneRSBOverlaps(full, full, full, full, full[..., 0])
-    return BrokenState(
-        overlaps=x,
-        conjugates=x,
-        s=ones,
-        train_loss=ones,
-        elevation=jnp.asarray(elevation, float),
-        gen_error=ones,
-        loss_by_model=_numbers(by_sigma * ones),
-        loss_by_alpha=by_alpha * ones,
-        loss_by_log_s=0 * ones,
-        residual=0 * ones,
-        status=jnp.zeros(len(elevation), int),
-    )
+    slopes = {"loss_by_model": _numbers(by_sigma * ones), "loss_by_alpha": by_alpha * ones, "loss_by_log_s": 0 * ones}
+    elevation = jnp.asarray(elevation, float)
+    known = {"overlaps": x, "conjugates": x, "s": ones, "train_loss": ones, "elevation": elevation, "gen_error": ones}
+    return BrokenState(**known | slopes | {"residual": 0 * ones, "status": jnp.zeros(len(elevation), int)} | numbers)
+
+
+def _point(state, alpha=1.2, branch="semantic", rs=None, model=None) -> ta.results.OneRSBPoint:
+    model, rs = model or ta.DotProduct(), rs or made.fixed_point()
+    return ta.results.OneRSBPoint(model, jnp.asarray(alpha), rs, state, branch, True)
+
+
+def _replace_solves(monkeypatch, point, rs):
+    """Let `transition_1rsb` take the points of a function of (model, alpha, branch), and the RS states of another."""
+    monkeypatch.setattr(rsb_transitions, "solve_1rsb", lambda model, alpha, branch, **_: point(model, alpha, branch))
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs(alpha, branch))
 
 
 def test_a_state_without_breaking_says_that_rs_is_exact():
-    """A state without breaking says that RS is exact, but not where the search for breaking failed."""
-    point = ta.results.OneRSBPoint(
-        ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), _state([0, 0], 1.0), "semantic", True
-    )
-    failed = eqx.tree_at(lambda p: p.replicates.status, point, jnp.array([0, int(ta.Status.max_steps)]))
+    point, failed = (_point(_state([0, 0], 1.0, status=jnp.array([0, s]))) for s in (0, int(ta.Status.max_steps)))
     assert "replica-symmetric state is exact" in str(point) and "exact" not in str(failed)
     wide = eqx.tree_at(lambda p: p.replicates.overlaps.q1, point, 2 * point.replicates.overlaps.q1)
     assert wide.broken and not point.broken and "exact" not in str(wide)
@@ -58,9 +56,8 @@ def test_a_state_without_breaking_says_that_rs_is_exact():
 def test_energy_and_complexity_of_a_loss():
     """For the loss 1 - .2 / s, the energy d (s loss) / ds is one, and the complexity s^2 d loss / ds is .2."""
     s = jnp.array([2.0, 5.0])
-    numbers = s, 1 - 0.2 / s, 0.2 / s
-    state = eqx.tree_at(lambda b: (b.s, b.train_loss, b.loss_by_log_s), _state([0, 0], 1.0), numbers)
-    point = ta.results.OneRSBPoint(ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
+    state = _state([0, 0], 1.0, s=s, train_loss=1 - 0.2 / s, loss_by_log_s=0.2 / s)
+    point = _point(state)
     np.testing.assert_allclose([point.energy, point.complexity], [1.0, 0.2], rtol=1e-12)
     np.testing.assert_allclose([state.energy, state.complexity], [[1.0] * 2, [0.2] * 2], rtol=1e-12)
 
@@ -70,13 +67,11 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
 
     Losses cross with the slope .8e-3 - .5e-3, and the first one is lifted by 3e-7 and 5e-7: alpha_c falls.
     """
-    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
-
-    rs = _rs_state(0.8e-3, 0.0)
+    states, rs = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}, _rs_state(0.8e-3)
 
     def solved(model, alpha, branch, **rule):
         assert alpha == transition.alpha and rule["order"] == 7
-        return ta.results.OneRSBPoint(model, alpha, rs, states[branch], branch, True)
+        return _point(states[branch], alpha, branch, rs, model)
 
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
     monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
@@ -85,26 +80,19 @@ def test_shift_is_elevation_over_slope(transition, monkeypatch):
     np.testing.assert_allclose(shifted.shift.value, -4e-3 / 3, rtol=1e-12)
     np.testing.assert_allclose(shifted.alpha, transition.alpha - 4e-3 / 3, rtol=1e-12)
     np.testing.assert_allclose(shifted.shift.stderr, ta.error_bar(shifts), rtol=1e-12)
-    bar = np.hypot(transition.stderr, shifted.shift.stderr)
-    np.testing.assert_allclose(shifted.stderr, bar, rtol=1e-12)
-    assert shifted.ok and transition.stderr > 0
-    assert "1RSB" in str(shifted)
+    np.testing.assert_allclose(shifted.stderr, np.hypot(transition.stderr, shifted.shift.stderr), rtol=1e-12)
+    assert shifted.ok and transition.stderr > 0 and "1RSB" in str(shifted)
     assert [b["branch"] for b in shifted.to_dict()["branches"]] == ["positional", "semantic"]
 
 
-def _rs_state(by_alpha: float, by_sigma: float) -> ta.results.FixedPoint:
+def _rs_state(by_alpha: float, by_sigma: float = 0.0) -> ta.results.FixedPoint:
     """An RS state of two replicates that agree, with given derivatives of the loss."""
-    ones = jnp.ones(2)
-    partials = _numbers(by_sigma * ones), by_alpha * ones
-    point = made.fixed_point(scatter=(0.0, 0.0))
-    return eqx.tree_at(lambda p: p.replicates.train_loss_partials, point, partials)
+    partials = _numbers(by_sigma * jnp.ones(2)), by_alpha * jnp.ones(2)
+    return eqx.tree_at(lambda p: p.replicates.train_loss_partials, made.fixed_point(scatter=(0.0, 0.0)), partials)
 
 
 def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
-    """Sensitivities are those at the 1RSB alpha_c.
-
-    The losses differ by alpha^2 - 5 sigma, and breaking lifts the difference by 3e-4 sigma^4 (at sigma = .5).
-    """
+    """The losses differ by alpha^2 - 5 sigma, and breaking lifts the difference by 3e-4 sigma^4, at sigma = .5."""
     lift, sigma = 3e-4, 0.5
 
     def roots(sigma):
@@ -114,15 +102,14 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     by_sigma = {"positional": -5 + 4 * lift * sigma**3, "semantic": 0.0}
 
     def rs_state(alpha, branch):
-        return _rs_state(2 * alpha, -5.0) if branch == "positional" else _rs_state(0.0, 0.0)
+        return _rs_state(2 * alpha, -5.0) if branch == "positional" else _rs_state(0.0)
 
-    def solved(model, alpha, branch, **rule):
+    def point(model, alpha, branch):
         by_alpha, elevation = (2 * alpha, lift * sigma**4) if branch == "positional" else (0.0, 0.0)
-        state = _state([elevation, elevation], by_alpha, by_sigma[branch])
-        return ta.results.OneRSBPoint(model, alpha, rs_state(alpha, branch), state, branch, True)
+        state = _state([elevation] * 2, by_alpha, by_sigma[branch])
+        return _point(state, alpha, branch, rs_state(alpha, branch), model)
 
-    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs_state(alpha, branch))
+    _replace_solves(monkeypatch, point, rs_state)
     rs = made.transition(alpha=alpha)  # d alpha / d sigma = 2(0.02)
     shifted = ta.transition_1rsb(ta.DotProduct(), transition=rs)
     slopes = np.subtract(*(np.array(roots(sigma + e)) for e in (1e-4, -1e-4))) / 2e-4
@@ -149,13 +136,8 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
 def test_a_failure_of_either_theory_is_told(failing):
     """The status is the worst of the RS transition and of every replicate of both 1RSB states."""
     rs = made.transition(status=int(ta.Status.stalled if failing == "rs" else ta.Status.converged))
-
-    def point(name):
-        status = jnp.array([0, int(ta.Status.max_steps if failing == name else ta.Status.converged)])
-        state = eqx.tree_at(lambda b: b.status, _state([0, 0], 1.0), status)
-        return ta.results.OneRSBPoint(ta.DotProduct(), jnp.asarray(1.2), made.fixed_point(), state, "semantic", True)
-
-    branches = point("first"), point("second")
+    codes = [int(ta.Status.max_steps if failing == name else ta.Status.converged) for name in ("first", "second")]
+    branches = tuple(_point(_state([0, 0], 1.0, status=jnp.array([0, code]))) for code in codes)
     shifted = rsb_transitions._moved(ta.DotProduct(), rs, branches, jnp.zeros(2), _numbers(jnp.zeros(2)))
     expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
     assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
@@ -175,16 +157,14 @@ def _baseline(monkeypatch, early, late):
     def solved(model, alpha, branch, **rule):
         assert branch == ("positional" if early else "semantic") and rule["order"] == 7
         excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
-        state = eqx.tree_at(lambda s: s.gen_error, _state([0.0, 0.0], 0.0), beaten - excess * jnp.ones(2))
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
-        return ta.results.OneRSBPoint(model, alpha, linear, state, branch, True)
+        return _point(_state([0.0, 0.0], 0.0, gen_error=beaten - excess * jnp.ones(2)), alpha, branch, linear, model)
 
     def zero_path(event, search, guess, **options):
         assert event.name == ("positional baseline" if early else "semantic baseline")
         by_alpha, beside = 2 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
-        return made.finished_path(
-            Zero(jnp.asarray(root + beside), (), beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha)
-        )
+        slopes = beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha
+        return made.finished_path(Zero(jnp.asarray(root + beside), (), *slopes))
 
     def crossing(model, transition):
         unnamed = ta.results.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
@@ -194,9 +174,8 @@ def _baseline(monkeypatch, early, late):
         errors = (0.5 if beats else 2.0) * jnp.ones(4)
         return made.fixed_point(gen_error=errors, gen_error_linear=jnp.ones(4))
 
-    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solved)
-    monkeypatch.setattr(rsb_transitions, "zero_path", zero_path)
-    monkeypatch.setattr(rsb_transitions, "linear_crossing", crossing)
+    for name, function in (("solve_1rsb", solved), ("zero_path", zero_path), ("linear_crossing", crossing)):
+        monkeypatch.setattr(rsb_transitions, name, function)
     return model, made.transition(alpha=0.5, branches=(state(early), state(late)))
 
 
@@ -217,27 +196,12 @@ def test_where_a_broken_branch_beats_the_baseline(monkeypatch, early):
 
 
 def test_the_exchange_of_the_minima_beats_the_baseline(monkeypatch):
-    """If the exchange of the minima beats the baseline, alpha_l is alpha_c, in both theories."""
     model, transition = _baseline(monkeypatch, False, True)
-    states = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}
-    rs = _rs_state(0.8e-3, 0.0)
-    monkeypatch.setattr(
-        rsb_transitions,
-        "solve_1rsb",
-        lambda m, alpha, branch, **rule: ta.results.OneRSBPoint(m, alpha, rs, states[branch], branch, True),
-    )
-    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda *args: rs)
+    states, rs = {"positional": _state([3e-7, 5e-7], 0.8e-3), "semantic": _state([0.0, 0.0], 0.5e-3)}, _rs_state(0.8e-3)
+    _replace_solves(monkeypatch, lambda m, alpha, branch: _point(states[branch], alpha, branch, rs, m), lambda *_: rs)
     crossing, critical = (ta.transition_1rsb(model, e, transition, order=7) for e in ("alpha_l", "alpha_c"))
     assert crossing.alpha == critical.alpha and len(crossing.branches) == 2
     assert crossing.rs.event == "alpha_l" and critical.rs.event == "alpha_c"
-
-
-def test_an_alpha_l_that_was_not_found_is_refused(monkeypatch):
-    model, transition = _baseline(monkeypatch, False, False)
-    absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
-    monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args: absent)
-    with pytest.raises(ta.InputError, match=r"^transition must have an alpha_l beside alpha_c, got status absent"):
-        ta.transition_1rsb(model, "alpha_l", transition)
 
 
 def test_estimated_shift(model, transition):
@@ -251,41 +215,34 @@ def test_estimated_shift(model, transition):
     report = transition.to_dict()
     assert report["rs_shift"] == shift.value and report["rs_shift_stderr"] == shift.stderr
     assert "rs_shift" in str(transition)
-    without_shift = (made.transition(branches=transition.branches, event="semantic fold"), made.transition())
-    for variant in without_shift:
+    for variant in (made.transition(branches=transition.branches, event="semantic fold"), made.transition()):
         assert not hasattr(variant, "rs_shift") and "rs_shift" not in str(variant)
-
-
-def test_a_replicate_without_a_state_has_no_share_in_the_shift(transition):
-    status = transition.branches[0].replicates.status
-    excess = transition.rs_shift.value
-    for k in range(len(status)):
+    status, excess = transition.branches[0].replicates.status, shift.value
+    for k in range(len(status)):  # a replicate without a state has no share in the shift
         failed = eqx.tree_at(
             lambda b: b[0].replicates.status, transition.branches, status.at[k].set(int(ta.Status.nonfinite))
         )
         excess -= rs_shift(*failed).value / len(status)  # every replicate is in this many of the means over all but one
     np.testing.assert_allclose(excess, 0, atol=1e-12)
-    assert rs_shift(*failed).value != transition.rs_shift.value
+    assert rs_shift(*failed).value != shift.value
 
 
-@pytest.mark.parametrize("bad", [1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)])
-@pytest.mark.parametrize("event", ["alpha_c", "alpha_l"])
 @pytest.mark.usefixtures("unchecked")
-def test_bad_transition(model, event, bad):
-    with pytest.raises(ta.InputError, match=r"^transition"):
-        ta.transition_1rsb(model, event, bad)
-
-
-def test_bad_event(model):
-    with pytest.raises(ta.InputError, match=r"^event must be one of alpha_c, alpha_l, got event='semantic end'"):
-        ta.transition_1rsb(model, "semantic end", made.transition())
-
-
-def test_a_model_is_refused_before_its_transition_is_searched(monkeypatch):
-    monkeypatch.setattr("tiedattn_jax.rsb.transitions.critical_alpha", lambda model: pytest.fail("searched"))
-    for model, problem in (
-        (ta.DotProduct(penalty=ta.L1(0.01)), "must have no penalty"),
-        (ta.DotProduct(dtype="float32"), "must be in float64"),
-    ):
-        with pytest.raises(ta.InputError, match=f"model {problem}"):
-            ta.transition_1rsb(model)
+def test_bad_input(model, monkeypatch):
+    absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
+    monkeypatch.setattr(rsb_transitions, "critical_alpha", lambda model: pytest.fail("searched"))
+    monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args: absent)
+    calls = [((model, "semantic end", made.transition()),
+              "^event must be one of alpha_c, alpha_l, got event='semantic end'")]  # fmt: skip
+    for event in ("alpha_c", "alpha_l"):
+        for bad in (1.25, "alpha_c", made.transition(event="alpha_l"), made.transition(status=6)):
+            calls.append(((model, event, bad), "^transition"))
+    # A model is refused before its transition is searched.
+    calls += [((ta.DotProduct(penalty=ta.L1(0.01)),), "model must have no penalty")]
+    calls += [((ta.DotProduct(dtype="float32"),), "model must be in float64")]
+    branches = (made.fixed_point(gen_error=jnp.full(4, 2.0), gen_error_linear=jnp.ones(4)),) * 2
+    without = "^transition must have an alpha_l beside alpha_c, got status absent"
+    calls += [((model, "alpha_l", made.transition(alpha=0.5, branches=branches)), without)]
+    for arguments, message in calls:
+        with pytest.raises(ta.InputError, match=message):
+            ta.transition_1rsb(*arguments)
