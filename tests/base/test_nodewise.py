@@ -103,10 +103,7 @@ def to_second_order(fn, shared, Z):
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]} to {names[-1]}")
 def test_any_function_to_second_order(names, monkeypatch):
-    """Every function, its gradient and its Hessian, traced inside as for the proximal operator, equal those of `vmap`.
-
-    Both forms are checked: entry by entry, as for two fields, and whole arrays, as for more.
-    """
+    """Both forms, entry by entry as for two fields and whole arrays as for more, equal `vmap`, traced inside."""
     Z, shared = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, (2, 2, 3))), jnp.array(1.3)
 
     def all_functions(shared, Z):
@@ -127,11 +124,8 @@ def test_any_function_to_second_order(names, monkeypatch):
 
 
 def test_derivatives_reach_shared_and_nodes():
-    """Derivatives taken outside reach shared arguments and nodes, in both modes."""
-    shared, Z = (
-        {"scale": jnp.array(0.7), "mix": jnp.eye(2)},
-        jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 5))),
-    )
+    shared = {"scale": jnp.array(0.7), "mix": jnp.eye(2)}
+    Z = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 5)))
 
     def attention(shared, Z):
         return jax.nn.softmax(Z @ Z.T * shared["scale"], axis=-1) @ shared["mix"]

@@ -12,7 +12,6 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import by_token, entries, rows_of, table, with_error
 from tiedattn_jax.finite.instances import NAMES, Compared
 from tiedattn_jax.phases.table import Table
@@ -46,11 +45,9 @@ def test_what_repeats_itself_is_told_once():
 def test_entries():
     assert entries(0.25, 0.01) == "0.250(10)" and entries([1.0, 2.0], [0.1, 0.2]) == "[1.00(10), 2.00(20)]"
     assert entries(np.arange(6)) == "[0, 1, 2, 3, ...]" and entries([[1.0], [2.0]]) == "[[1], [2]]"
-    (name, number, meaning), second_row = rows_of(
-        {"q": jnp.array([[[0.5]], [[0.5]]]), "x": 2.0}, {"q": 0.1 + jnp.zeros((2, 1, 1)), "x": 0.5}
-    )
-    assert (name, number, meaning) == ("q", "0.50(10)", "overlap of the student with itself")
-    assert second_row == ("x", "2.00(50)", "")
+    numbers = {"q": jnp.full((2, 1, 1), 0.5), "x": 2.0}
+    rows = rows_of(numbers, {"q": jnp.full((2, 1, 1), 0.1), "x": 0.5})
+    assert rows == [("q", "0.50(10)", "overlap of the student with itself"), ("x", "2.00(50)", "")]
 
 
 def test_tables():
@@ -64,22 +61,20 @@ def test_a_fixed_point(capsys):
     assert line.startswith("FixedPoint(semantic branch at alpha = 2; q=0.114817, V=12.6685, theta=0.158158(15), m=0, ")
     assert line.endswith("converged, residual 2.0e-06)") and "\n" not in line
     print(point)
-    page = capsys.readouterr().out
+    page, html = capsys.readouterr().out, point._repr_html_()
     assert page == point.summary() + "\n" and page.startswith("semantic branch at alpha = 2: converged")
     for words in ("0.158158(15)  ", "test error of the best linear", "below 1: stable\n", "response of the student"):
         assert words in page
-    assert "jumps matter" not in page and "formally infinite" not in page and "unresolved" not in page
-    assert (
-        "<td style='text-align:left'>0.158158(15)</td>" in point._repr_html_() and "FixedPoint" in point._repr_html_()
-    )
+    for words in ("jumps matter", "formally infinite", "unresolved", "six digits"):
+        assert words not in page
+    assert "<td style='text-align:left'>0.158158(15)</td>" in html and "FixedPoint" in html
     jumps = made.fixed_point(jump_mass=[0.5] * 4, unresolved=[1e-3] * 4).summary()
+    for words in ("formally infinite", "jumps matter", "50.0%", "0.1%        of the nodes (Sobol"):
+        assert words in jumps
     assert "whose rest is negative" in made.fixed_point(jump_mass=[1.4] * 4).summary()
-    assert (
-        "formally infinite" in jumps
-        and "jumps matter" in jumps
-        and "50.0%" in jumps
-        and "0.1%        of the nodes (Sobol" in jumps
-    )
+    assert "absent; the overlaps are those of the state in which" in made.fixed_point(status=[6] * 4).summary()
+    single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))
+    assert "about six digits" in single.summary()
 
 
 def test_a_state_of_no_branch_says_what_it_is():
@@ -95,16 +90,6 @@ def test_a_state_of_no_branch_says_what_it_is():
         directions = np.count_nonzero(theta)
         title = f"semantic state at alpha = 2, along {directions} of 2 directions of the teacher: converged"
         assert several.summary().startswith(title)
-
-
-def test_a_state_in_single_precision_says_so():
-    point = made.fixed_point()
-    single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))
-    assert "about six digits" in single.summary() and "six digits" not in point.summary()
-
-
-def test_a_state_that_is_not_there_says_whose_numbers_these_are():
-    assert "absent; the overlaps are those of the state in which" in made.fixed_point(status=[6] * 4).summary()
 
 
 def test_an_absent_branch_has_no_losses():
@@ -137,11 +122,10 @@ def test_numbers_of_a_fixed_point_for_json():
 
 def test_scalars_of_two_tokens():
     point = made.fixed_point(CASES[1])
-    assert (float(point.q), float(point.V)) == (CASES[1].q, CASES[1].V) and point.theta == 0
-    assert float(point.m) == CASES[1].m and point.status_name == "converged"
+    assert (float(point.q), float(point.V), float(point.m)) == (CASES[1].q, CASES[1].V, CASES[1].m)
+    assert point.theta == 0 and point.status_name == "converged"
     batch = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), point)
-    np.testing.assert_allclose(batch.m, [CASES[1].m, 2 * CASES[1].m])
-    np.testing.assert_allclose(batch.q, [CASES[1].q, 2 * CASES[1].q])
+    np.testing.assert_allclose([batch.m, batch.q], np.outer([CASES[1].m, CASES[1].q], [1, 2]))
     three_tokens = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
     three_tokens = eqx.tree_at(lambda p: p.replicates.overlaps, point, three_tokens)
     with pytest.raises(ta.InputError, match=r"\(2, 1, 1\) for the scalar q, got \(3, 1, 1\): use overlaps.q"):
@@ -150,11 +134,8 @@ def test_scalars_of_two_tokens():
 
 def test_a_batch_keeps_its_lanes_apart():
     first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
-    batch = jax.tree.map(
-        lambda *a: jnp.stack(a),
-        first,
-        ta.results.FixedPoint(second.model, second.alpha, second.replicates, first.branch),
-    )
+    renamed = ta.results.FixedPoint(second.model, second.alpha, second.replicates, first.branch)
+    batch = jax.tree.map(lambda *a: jnp.stack(a), first, renamed)
     for lane, point in enumerate((first, second)):
         for name in ("mean", "stderr"):
             of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(batch, name))
@@ -177,23 +158,19 @@ def test_without_numbers_there_are_shapes():
 
 def test_a_transition():
     transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
-    assert (
-        repr(transition)
-        == "Quantity(alpha_c = 1.250(10); d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20); converged)"
-    )
+    slopes = "d/dlam=3.000(30), d/domega=1.000(10), d/dsigma=2.000(20)"
+    assert repr(transition) == f"Quantity(alpha_c = 1.250(10); {slopes}; converged)"
     page = transition.summary().splitlines()
     assert page[0] == "alpha_c = 1.250(10): converged" and "the global minimum is positional below" in page[7]
     assert page[4].split() == "d/dmixing [[0.6000(60), 0.4000(40)], [0.4000(40), 0.6000(60)]]".split()
-    assert page[8].split()[:3] == ["branch", "q", "V"] and page[9].split()[0] == "positional"
-    assert page[9].split()[1] == f"{CASES[3].q:.6g}"
-    numbers = transition.to_dict()
+    assert page[8].split()[:3] == ["branch", "q", "V"]
+    assert page[9].split()[:2] == ["positional", f"{CASES[3].q:.6g}"]
+    numbers = json.loads(json.dumps(transition.to_dict()))
     arrays = {"mixing": [[0.6, 0.4], [0.4, 0.6]], "encodings": [[1.0], [-1.0]], "teacher": [[1.0]]}
     assert numbers["sensitivities"] == {"lam": 3.0, "omega": 1.0, "sigma": 2.0, **arrays}
     assert numbers["status"] == "converged"
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
-    json.dumps(numbers)
-    missing = made.transition(status=6, event="alpha_l")
-    meaning = "the global minimum beats the linear baseline above"
+    missing, meaning = made.transition(status=6, event="alpha_l"), "the global minimum beats the linear baseline above"
     assert repr(missing) == f"Quantity(alpha_l ({meaning}); not found, as there is none near the start)"
     assert all(event.meaning for event in ta.EVENTS.values())
 
@@ -202,15 +179,11 @@ def test_why_a_transition_was_not_found():
     """A transition that was not found says why in a sentence: no branch, no crossing, or states that did not settle."""
 
     def reason(positional, semantic, alpha=2.0, status=6):
-        points = [
-            made.fixed_point(CASES[k], status=[s] * 4, residual=[1.0] * 4) for k, s in ((3, positional), (2, semantic))
-        ]
-        transition = made.transition(alpha, status=status, branches=tuple(points))
-        assert (
-            transition.reason == transition.to_dict()["reason"]
-            and transition.reason in repr(transition)
-            and transition.reason in transition.summary()
-        )
+        pairs = (CASES[3], positional), (CASES[2], semantic)
+        points = tuple(made.fixed_point(case, status=[s] * 4, residual=[1.0] * 4) for case, s in pairs)
+        transition = made.transition(alpha, status=status, branches=points)
+        assert transition.reason == transition.to_dict()["reason"]
+        assert transition.reason in repr(transition) and transition.reason in transition.summary()
         return transition.reason
 
     assert reason(0, 0, 1.25, 0) == reason(0, 2, 1.25, 2) == ""
@@ -220,9 +193,10 @@ def test_why_a_transition_was_not_found():
     assert reason(0, 1).startswith(lower)
     unsettled = "the semantic branch was not settled at alpha = 1.25, where the search ended: max steps"
     assert reason(0, 2, np.nan, 2) == reason(6, 2, np.nan, 2) == unsettled
-    crossing = made.transition(status=6, event="alpha_l", branches=(made.fixed_point(),))
-    assert crossing.ended_at.shape == () and np.isnan(made.transition(branches=(made.fixed_point(),)).ended_at)
-    assert made.transition(np.nan, 6, branches=(made.fixed_point(),)).to_dict()["ended_at"] == 2.0
+    point = (made.fixed_point(),)
+    crossing = made.transition(status=6, event="alpha_l", branches=point)
+    assert crossing.ended_at.shape == () and np.isnan(made.transition(branches=point).ended_at)
+    assert made.transition(np.nan, 6, branches=point).to_dict()["ended_at"] == 2.0
     assert crossing.reason == "nothing changes in the range, up to the state at alpha = 2, where the search ended"
 
 
@@ -230,9 +204,8 @@ def test_curves_paths_and_boundaries():
     points = (made.fixed_point(CASES[4]), made.fixed_point(CASES[0]))
     curve = Table.of_states("semantic", points)
     assert repr(curve) == "Table(semantic branch at 2 alphas from 1 to 2; found at 2)"
-    assert repr(Table.of_states(None, (points[1], made.fixed_point(CASES[1])))).startswith(
-        "Table(semantic, positional branch at 2 alphas"
-    )
+    path = Table.of_states(None, (points[1], made.fixed_point(CASES[1])))
+    assert repr(path).startswith("Table(semantic, positional branch at 2 alphas")
     assert [row.split()[0] for row in curve.summary().splitlines()[1:]] == ["alpha", "1", "2"]
     assert curve.to_dict()["axes"] == {"alpha": [1.0, 2.0]}
     partial = Table.of_states("semantic", (made.fixed_point(CASES[4], status=[6] * 4), points[1]))
@@ -240,26 +213,19 @@ def test_curves_paths_and_boundaries():
     boundary = made.events("alpha_c", "sigma", [0.5, 0.4], np.array([1.25, np.nan]), np.array([0.01, np.nan]))
     outcome = "found at 1, from 0.5 to 0.5; failed at 1, the first: sigma = 0.4: there is none"
     assert repr(boundary) == f"Table(alpha_c at 2 values of sigma from 0.4 to 0.5; {outcome})"
-    assert boundary.summary().splitlines()[2].split()[:2] == ["0.4", "nan"]
-    assert boundary.summary().splitlines()[2].endswith("absent: there is none")
-    assert boundary.summary().splitlines()[3].split()[:2] == ["0.5", "1.250(10)"]
-    values = np.array([0.4, 0.5])
-    rough = made.events("semantic baseline", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]))
-    exact = made.events("alpha_c", "sigma", values, np.array([1.5, 1.25]), np.array([0.01, 0.01]), -values)
+    lower, upper = boundary.summary().splitlines()[2:4]
+    assert lower.split()[:2] == ["0.4", "nan"] and lower.endswith("absent: there is none")
+    assert upper.split()[:2] == ["0.5", "1.250(10)"]
+    numbers = np.array([0.4, 0.5]), np.array([1.5, 1.25]), np.array([0.01, 0.01])
+    rough = made.events("semantic baseline", "sigma", *numbers)
+    exact = made.events("alpha_c", "sigma", *numbers, -numbers[0])
     assert [row.split()[2:-1] for row in rough.summary().splitlines()[2:]] == [["-2.5", "False"]] * 2
     assert [row.split()[2:-1] for row in exact.summary().splitlines()[2:]] == [["-0.4", "True"], ["-0.5", "True"]]
-    assert boundary.to_dict()["status"] == ["absent", "converged"] and boundary.to_dict()["axes"] == {
-        "sigma": [0.4, 0.5]
-    }
-    end = made.end(made.transition(0.7), "pitchfork", "theta", "lower")
+    report = boundary.to_dict()
+    assert report["status"] == ["absent", "converged"] and report["axes"] == {"sigma": [0.4, 0.5]}
+    end, labels = made.end(made.transition(0.7), "pitchfork", "theta", "lower"), ("alpha", "kind", "direction", "side")
     assert repr(end).startswith("Quantity(alpha_c = 0.700(10); ") and str(end).split("side")[1].split()[0] == "lower"
-    report = end.to_dict()
-    assert (report["alpha"], report["kind"], report["direction"], report["side"]) == (
-        0.7,
-        "pitchfork",
-        "theta",
-        "lower",
-    )
+    assert [end.to_dict()[name] for name in labels] == [0.7, "pitchfork", "theta", "lower"]
 
 
 def instances(**fields):
@@ -287,11 +253,9 @@ def test_what_is_told_of_instances():
     assert numbers["branch"] == "several" and numbers["q"] is None and numbers["stderr"]["q"] is None
     assert (numbers["status"], numbers["iterations"], numbers["gradient_norm"]) == ("nonfinite", 5, 1.0)
     assert numbers["rho"] == pytest.approx(0.3) and "theory" not in numbers
-    groups = numbers["groups"]
+    groups, bar = numbers["groups"], pytest.approx(float(ta.error_bar(np.array([1.0, 2.0]))))
     assert {name: group["instances"] for name, group in groups.items()} == {"semantic": 2, "unsettled": 1, "neither": 1}
-    assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == pytest.approx(
-        float(ta.error_bar(np.array([1.0, 2.0])))
-    )
+    assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == bar
     # The numbers are of the instances for which the theory has a state, but the status is the worst of all.
     assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)
     assert groups["semantic"]["theory"]["status"] == "max steps"
@@ -307,13 +271,10 @@ def test_what_is_told_of_instances():
     assert unsolved["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
     assert "theory" not in instances(points=[]).to_dict()
     assert instances(branch=np.full(4, "unsettled")).to_dict()["branch"] == "unsettled"
-
-
-def test_page_of_instances():
     page = instances().summary()
-    assert page.startswith(
-        "4 instances: nonfinite, largest gradient 1.0e+00\nneither: 1 of 4 instances, 1 at a critical"
-    )
+    head, *others = page.splitlines()
+    assert head == "4 instances: nonfinite, largest gradient 1.0e+00"
+    assert others[0].startswith("neither: 1 of 4 instances, 1 at a critical")
     assert "semantic: 2 of 4 instances, 2 at a critical point (1 finished by L-BFGS)" in page
     assert page.endswith("unsettled: 1 of 4 instances, 0 at a critical point (0 finished by L-BFGS)")
     (neither, semantic) = page.split("semantic: 2 of")
@@ -324,22 +285,18 @@ def test_page_of_instances():
 
 
 def test_runs_on_data(model):
-    key = jax.random.key(0)
-    data = ta.sample_data(model, 60, 2.0, key)
+    data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
     assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
     unit = jnp.ones(())
-    x = ta.Overlaps(jnp.full((2, 1, 1), 0.5), jnp.full((2, 1, 1), jnp.nan), jnp.full((2, 1, 1), 0.25), jnp.ones((2, 1)))
-    run = ta.results.Training(
-        jnp.ones((60, 1)), x, jnp.array(7), jnp.array(2), 0.5 * unit, 1e-9 * unit, unit[None], unit[None]
-    )
-    assert repr(run).startswith(
-        "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
-    )
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.5, jnp.nan, 0.25)), jnp.ones((2, 1)))
+    counts, losses = (jnp.array(7), jnp.array(2)), (0.5 * unit, 1e-9 * unit, unit[None], unit[None])
+    run = ta.results.Training(jnp.ones((60, 1)), x, *counts, *losses)
+    words = "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
+    assert repr(run).startswith(words) and not run.ok
     assert run.to_dict() == {  # training weights have no V
         "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7,
         "status": "max steps"
     }  # fmt: skip
-    assert not run.ok
     mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
     assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
     line = repr(ta.results.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
@@ -347,20 +304,14 @@ def test_runs_on_data(model):
 
 
 def test_models_rules_and_settings(model, lines):
-    assert repr(model) == (
-        "DotProduct(lam=0.01, omega=0.3, sigma=0.5, mixing=[[0.6, 0.4], [0.4, 0.6]], encodings=[[1], [-1]], "
-        "teacher=[[1]], rank=1)"
-    )
+    numbers = "lam=0.01, omega=0.3, sigma=0.5, mixing=[[0.6, 0.4], [0.4, 0.6]], encodings=[[1], [-1]], teacher=[[1]]"
+    assert repr(model) == f"DotProduct({numbers}, rank=1)"
     assert str(model).splitlines()[:2] == ["DotProduct", "  lam        0.01"]
     assert repr(model.law()).startswith("SpectralLaw(weights=[1], gamma=[[0.25, 0.25]]")
     assert repr(lines) == "Rule(4 replicates of 6300 nodes, LineNodes for (L, r, t) = (2, 1, 1))"
-    assert (
-        isinstance(lines, Rule)
-        and repr(ta.Settings()) == "Settings(tol=1e-05, max_steps=30, warm_steps=300, damping=0.2)"
-    )
-    assert repr(made.fixed_point().conjugates).startswith("Conjugates(q=") and "student" not in str(
-        made.fixed_point().conjugates
-    )
+    assert repr(ta.Settings()) == "Settings(tol=1e-05, max_steps=30, warm_steps=300, damping=0.2)"
+    hats = made.fixed_point().conjugates
+    assert repr(hats).startswith("Conjugates(q=") and "student" not in str(hats)
 
 
 def test_the_package_has_a_table_of_contents():
@@ -372,15 +323,10 @@ def test_the_package_has_a_table_of_contents():
 
 def test_what_has_a_picture_draws_it():
     transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
-    assert len(transition.plot().axes) == 2 and len(instances().plot().axes) == 5
     x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
-    unit, history = jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
-    training = ta.results.Training(
-        jnp.ones((60, 1)), x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3)
-    )
-    assert len(training.plot().axes) == 2
-    run = ta.results.GAMP(
-        jnp.ones((60, 1)), x, jnp.array(1), jnp.array(0), jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)), unit, history,
-        jnp.ones(1), unit, unit, unit,
-    )  # fmt: skip
-    assert len(run.plot().axes) == 4
+    Q, unit, history = jnp.ones((60, 1)), jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
+    training = ta.results.Training(Q, x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3))
+    messages = jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)), unit, history, jnp.ones(1), unit, unit, unit
+    run = ta.results.GAMP(Q, x, jnp.array(1), jnp.array(0), *messages)
+    for result, panels in ((transition, 2), (instances(), 5), (training, 2), (run, 4)):
+        assert len(result.plot().axes) == panels

@@ -55,55 +55,41 @@ def test_another_process_does_not_trace(folder, traced, arguments):
     assert len(traced) == len(list(folder.iterdir())) == 1
     assert first == second == pytest.approx(float(plain), rel=1e-12)
     assert first.dtype == plain.dtype and not first.committed  # not committed to a device
-
-
-def test_one_program_for_all_numbers(folder, traced, arguments):
-    fn, (model, x, replicate) = stored_program(gen_error_in), arguments
+    fn, (_, *others) = stored_program(gen_error_in), arguments  # one program for all numbers
     other_model = ta.DotProduct(sigma=0.7)
-    assert fn(other_model, x, replicate) == pytest.approx(float(gen_error_in(other_model, x, replicate)), rel=1e-12)
-    assert fn(model, x, replicate) != fn(other_model, x, replicate) and len(traced) == 1
+    assert fn(other_model, *others) == pytest.approx(float(gen_error_in(other_model, *others)), rel=1e-12) != first
+    results = run_one(together([Call(fn, tuple(arguments))] * 4))  # threads share it
+    assert results == [first] * 4 and len(traced) == 1
 
 
-def other_number(monkeypatch, model, x, replicate):
-    return model, x, ta.MonteCarlo(65, replicates=1).rule(model).replicate(0)
+def refuse_to_store(fn):
+    raise ValueError("Cannot serialize code with custom calls")
 
 
-def other_precision(monkeypatch, *arguments):
-    return jax.tree.map(lambda a: a.astype(jnp.float32), arguments)
+def disk_full(*_):
+    raise OSError(28, "No space left on device")
 
 
-def other_static_field(monkeypatch, model, x, replicate):
-    return model, x, dataclasses.replace(replicate, block=32)
+# What a program depends on: each changes the arguments of `gen_error_in`, or something outside of them.
+CHANGES = {
+    "number": lambda patch, m, x, r: (m, x, ta.MonteCarlo(65, replicates=1).rule(m).replicate(0)),
+    "precision": lambda patch, *arguments: jax.tree.map(lambda a: a.astype(jnp.float32), arguments),
+    "static field": lambda patch, m, x, r: (m, x, dataclasses.replace(r, block=32)),
+    "source": lambda patch, *arguments: patch(compiled.Traced, "source", "another") or arguments,
+    "version": lambda patch, *arguments: patch(jax, "__version__", "0.0") or arguments,
+    "setting": lambda patch, *arguments: patch(compiled, "settings", lambda: OTHER_SETTINGS) or arguments,
+}
+OTHER_SETTINGS = {"jax_debug_nans": "", "jax_debug_infs": "", "jax_disable_jit": ""}
 
 
-def other_source(monkeypatch, *arguments):
-    monkeypatch.setattr(compiled.Traced, "source", "another")
-    return arguments
-
-
-def other_version(monkeypatch, *arguments):
-    monkeypatch.setattr(jax, "__version__", "0.0")
-    return arguments
-
-
-def other_setting(monkeypatch, *arguments):
-    monkeypatch.setattr(
-        compiled, "settings", lambda: {"jax_debug_nans": "", "jax_debug_infs": "", "jax_disable_jit": ""}
-    )
-    return arguments
-
-
-@pytest.mark.parametrize(
-    "change", [other_number, other_precision, other_static_field, other_source, other_version, other_setting]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_a_program_depends_on(folder, traced, arguments, monkeypatch, change):
     stored_program(gen_error_in)(*arguments)
-    stored_program(gen_error_in)(*change(monkeypatch, *arguments))
+    stored_program(gen_error_in)(*CHANGES[change](monkeypatch.setattr, *arguments))
     assert len(traced) == len(list(folder.iterdir())) == 2
 
 
 def test_functions_and_static_arguments(folder, traced, model, arguments):
-    """Another function makes another program, and so does another function or text among the arguments."""
     _, x, _ = arguments
     assert stored_program(admissible)(model, x) and len(traced) == 1
     for branch in ("positional", "semantic"):
@@ -134,22 +120,21 @@ def test_what_is_not_kept(folder, traced, arguments, monkeypatch):
     assert not traced and not folder.exists()
 
 
-def test_a_program_that_jax_cannot_store(folder, arguments, monkeypatch):
-    """It runs all the same: jax refuses to store what calls some libraries of GPUs."""
-
-    def refuse(fn):
-        raise ValueError("Cannot serialize code with custom calls")
-
-    monkeypatch.setattr(compiled.export, "export", refuse)
-    assert stored_program(gen_error_in)(*arguments) == pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
-    assert not folder.exists()
-
-
-def test_a_device_that_is_not_the_default_one(folder, traced, arguments, monkeypatch):
-    """A program is stored for the platform that jax prefers, not for the one that a caller sets for a while."""
-    monkeypatch.setattr(compiled, "default_device", lambda: SimpleNamespace(platform="another"))
-    assert stored_program(gen_error_in)(*arguments) == pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
-    assert not traced
+@pytest.mark.parametrize(
+    ("module", "name", "replacement", "count"),
+    [
+        (compiled.export, "export", refuse_to_store, 0),  # as jax does for what calls some libraries of GPUs
+        # A program is stored for the platform that jax prefers, not for the one that a caller sets for a while.
+        (compiled, "default_device", lambda: SimpleNamespace(platform="another"), 0),
+        (compiled, "write_whole", disk_full, 1),
+    ],
+)
+def test_a_program_that_cannot_be_stored_runs_all_the_same(
+    folder, traced, arguments, monkeypatch, module, name, replacement, count
+):
+    monkeypatch.setattr(module, name, replacement)
+    fn, expected = stored_program(gen_error_in), pytest.approx(float(gen_error_in(*arguments)), rel=1e-12)
+    assert fn(*arguments) == expected == fn(*arguments) and len(traced) == count and not folder.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:99] + bytes([b[99] ^ 1]) + b[100:]])
@@ -189,25 +174,11 @@ def test_what_a_file_may_not_name(name):
     assert set(sys.modules) == before
 
 
-def test_a_full_disk(folder, traced, arguments, monkeypatch):
-    def disk_full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(compiled, "write_whole", disk_full)
-    fn = stored_program(gen_error_in)
-    assert fn(*arguments) == fn(*arguments) and len(traced) == 1 and not folder.exists()
-
-
 def test_structures(model, arguments):
-    """Trees that can be stored: modules with static parts, named tuples, dictionaries, lists and None.
-
-    A user's module cannot.
-    """
-    guess = Guess(1.0, (BRANCHES["semantic"].start(model),))
-    tree = {"b": (model, None, [jnp.ones(2)]), "a": guess}
-    assert jax.tree.structure(compiled.example(json.loads(json.dumps(compiled.described(tree))))) == jax.tree.structure(
-        tree
-    )
+    """Modules with static parts, named tuples, dictionaries, lists and None can be stored; a user's module cannot."""
+    tree = {"b": (model, None, [jnp.ones(2)]), "a": Guess(1.0, (BRANCHES["semantic"].start(model),))}
+    described = json.loads(json.dumps(compiled.described(tree)))
+    assert jax.tree.structure(compiled.example(described)) == jax.tree.structure(tree)
     counted = jax.tree.map(lambda a: a, arguments[2])
     object.__setattr__(counted, "block", np.int64(3))  # an array that is no leaf
     for foreign in (UserModel(**vars(model)), [np.sin], [lambda: 0], {1: 2}, counted):
@@ -215,94 +186,77 @@ def test_structures(model, arguments):
             compiled.described(foreign)
 
 
-def test_the_folder(folder, monkeypatch, tmp_path):
+@pytest.fixture
+def cache():
+    """The folder of programs that jax compiles, which comes back after the test."""
     before = jax.config.jax_compilation_cache_dir
-    try:
-        for setting, expected in (("0", folder), (str(tmp_path / "b"), tmp_path / "b" / "traced")):
-            monkeypatch.setenv("TIEDATTN_CACHE", setting)
-            ta.use_compilation_cache()
-            assert compiled.Traced.folder == expected
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "b")
-        assert (tmp_path / "b" / "traced").stat().st_mode & 0o777 == 0o700
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    yield lambda: (compiled.Traced.folder, jax.config.jax_compilation_cache_dir)
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_the_folder(folder, cache, monkeypatch, tmp_path):
+    for setting, expected in (("0", folder), (str(tmp_path / "b"), tmp_path / "b" / "traced")):
+        monkeypatch.setenv("TIEDATTN_CACHE", setting)
+        ta.use_compilation_cache()
+        assert compiled.Traced.folder == expected
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "b")
+    assert (tmp_path / "b" / "traced").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")
-def test_a_folder_that_others_can_write_to(folder, monkeypatch, tmp_path):
-    """Programs are executed: a folder is refused if it is open, inside an open one, or somebody else's."""
-    before = compiled.Traced.folder, jax.config.jax_compilation_cache_dir
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    for mode, place in ((0o777, shared), (0o770, shared), (0o777, shared / "inside"), (0o755, shared)):
+def test_a_folder_that_others_can_write_to(folder, cache, monkeypatch, tmp_path):
+    """Programs are executed: a folder is refused if it is open, inside an open one, or somebody else's.
+
+    In an open one with the sticky bit, such as /tmp, nobody can replace the folders of others. A folder that the user
+    names is needed; the default one is left out if it cannot be made.
+    """
+    before, shared = cache(), tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    (tmp_path / "file").touch()
+    message = "^{} must be a folder to which only you can write, .* use another, got {}='.*shared.*'"
+    unmade = "^{} must be a folder that can be made, got {}='.*cache'"
+    for mode, place, text in (
+        (0o1700, tmp_path / "file" / "cache", unmade),
+        (0o777, shared, message), (0o770, shared, message), (0o777, shared / "inside", message),
+        (0o755, shared, message),
+    ):  # fmt: skip
         shared.chmod(mode)
         if mode == 0o755:
             monkeypatch.setattr(files.os, "getuid", lambda: 12345)
             os.chown(shared, 54321, -1) if os.geteuid() == 0 else None
-        message = "^{} must be a folder to which only you can write, .* use another, got {}='.*shared.*'"
-        with pytest.raises(ta.InputError, match=message.format("folder", "folder")):
+        with pytest.raises(ta.InputError, match=text.format("folder", "folder")):
             ta.use_compilation_cache(place)
         monkeypatch.setenv("TIEDATTN_CACHE", str(place))
-        with pytest.raises(ta.InputError, match=message.format("TIEDATTN_CACHE", "TIEDATTN_CACHE")):
+        with pytest.raises(ta.InputError, match=text.format("TIEDATTN_CACHE", "TIEDATTN_CACHE")):
             ta.use_compilation_cache()
-    assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
-
-
-def test_a_folder_that_cannot_be_made(folder, monkeypatch, tmp_path):
-    """A folder that the user names is needed; the default one is left out."""
-    before = compiled.Traced.folder, jax.config.jax_compilation_cache_dir
-    (tmp_path / "file").touch()
-    place = tmp_path / "file" / "cache"
-    with pytest.raises(ta.InputError, match=r"^folder must be a folder that can be made, got folder='.*cache'"):
-        ta.use_compilation_cache(place)
-    monkeypatch.setenv("TIEDATTN_CACHE", str(place))
-    with pytest.raises(ta.InputError, match=r"^TIEDATTN_CACHE must be a folder that can be made"):
-        ta.use_compilation_cache()
-    assert (compiled.Traced.folder, jax.config.jax_compilation_cache_dir) == before
+    assert cache() == before
 
 
 def test_a_folder_inside_an_open_one_with_the_sticky_bit(folder, tmp_path):
-    """In /tmp nobody can replace the folders of others."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     files.make_private(tmp_path / "shared" / "own", "folder")
     assert (tmp_path / "shared" / "own").is_dir()
 
 
-def test_the_source_is_that_of_the_import(folder, monkeypatch, tmp_path):
+def test_the_source_is_that_of_the_import(folder, cache, monkeypatch, tmp_path):
     """A file that changes after the import is not the code that runs."""
-    before, imported = jax.config.jax_compilation_cache_dir, compiled.source()
+    imported = compiled.source()
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "base" / "programs.py"))
-    (tmp_path / "later.py").write_text("x = 1")
-    try:
-        ta.use_compilation_cache(tmp_path / "b")
-        assert compiled.Traced.source == imported != compiled.source()
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-
-
-def test_the_source(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "base" / "programs.py"))
-    (tmp_path / "wing").mkdir()
     file = tmp_path / "wing" / "a.py"
+    file.parent.mkdir()
     sources = {(file.write_text(text), compiled.source())[1] for text in ("x = 1", "x = 2", "x = 1")}
     assert len(sources) == 2
-
-
-def test_threads_share_a_program(folder, traced, arguments):
-    fn = stored_program(gen_error_in)
-    results = run_one(together([Call(fn, tuple(arguments))] * 4))
-    assert results == [results[0]] * 4 and len(traced) == 1
+    ta.use_compilation_cache(tmp_path / "b")
+    assert compiled.Traced.source == imported != compiled.source()
 
 
 @pytest.mark.slow
 def test_a_solve(folder, traced, model):
     """A solve stores one program for all replicates, which run in threads, and gives the same state as without."""
     rule = ta.Lines(1, replicates=3).rule(model)
-    point = ta.solve(model, 2.0, nodes=rule)
+    point = ta.solve(model, 2.0, nodes=rule).replicates.overlaps
     assert len(traced) == 1
     compiled.Traced.folder = None
-    plain = ta.solve(model, 2.0, nodes=rule)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, 1e-9, 1e-9), point.replicates.overlaps, plain.replicates.overlaps
-    )
+    plain = ta.solve(model, 2.0, nodes=rule).replicates.overlaps
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-9, 1e-9), point, plain)
