@@ -1,5 +1,7 @@
 """Bad input to averaging rules raises one sentence that names the argument."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -77,50 +79,36 @@ def test_bad_input_for_a_model(model, kind, arguments, message):
     assert "\n" not in str(raised.value) and str(raised.value).startswith(raised.value.argument)
 
 
-@pytest.mark.parametrize(("arguments", "message"), NUMBERS, ids=str)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_input_of_the_default(model, arguments, message):
-    with pytest.raises(InputError, match=message):
-        default_recipe(model, **arguments)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_bad_nodes(model):
-    for nodes, message in (
-        (0, "nodes must be an integer of at least 1"),
-        (True, "nodes must be an integer"),
-        (2.0, "nodes must be a recipe such as Lines"),
-        ("lines", "nodes must be a recipe such as Lines"),
-        (ta.Sobol, "nodes must be a recipe such as Lines"),
+    fields = Fields.of(model, student=0)
+    for call, message in (
+        (lambda: make_rule(0, model), "nodes must be an integer of at least 1"),
+        (lambda: make_rule(True, model), "nodes must be an integer"),
+        *(
+            (partial(make_rule, nodes, model), "nodes must be a recipe such as Lines")
+            for nodes in (2.0, "lines", SOBOL)
+        ),
+        (lambda: make_rule(ta.Lines(3), fields), r"nodes must be single nodes, such as .* got nodes=.Lines"),
+        *((partial(kind(8).rule, 2.0), "model must be a tiedattn_jax") for kind in (SOBOL, PLAIN, GRID, LINES)),
+        *((partial(default_recipe, model, **arguments), message) for arguments, message in NUMBERS),
     ):
         with pytest.raises(InputError, match=message):
-            make_rule(nodes, model)
-    with pytest.raises(InputError, match=r"nodes must be single nodes, such as .* got nodes=.Lines"):
-        make_rule(ta.Lines(3), Fields.of(model, student=0))
-
-
-@pytest.mark.parametrize("kind", [SOBOL, PLAIN, GRID, LINES])
-@pytest.mark.usefixtures("unchecked")
-def test_no_model(kind):
-    with pytest.raises(InputError, match="model must be a tiedattn_jax"):
-        kind(8).rule(2.0)
+            call()
 
 
 @pytest.mark.parametrize("rule", [ta.Sobol(16).rule, ta.Lines(2).rule, ta.Lines(lines=4).rule])
 def test_a_rule_fits_its_model(model, rule):
-    """A rule must fit its model in kind, shape and float type, as `solve` requires; a misfit raises one sentence."""
     rank_two, single = ta.DotProduct(rank=2), ta.DotProduct(dtype=jnp.float32)
+    shapes = r"nodes must be made for this model, of shape .* \(2, 1, 1\), got .* \(2, 2, 1\)"
     check_rule(rule(model), model)
     check_rule(rule(rank_two), rank_two)
-    with pytest.raises(
-        InputError, match=r"nodes must be made for this model, of shape .* \(2, 1, 1\), got .* \(2, 2, 1\)"
-    ):
-        check_rule(rule(rank_two), model)
-    with pytest.raises(InputError, match="nodes must be float64 like the model, got float32"):
-        check_rule(rule(single), model)
-    with pytest.raises(InputError, match="nodes must be float32"):
-        check_rule(rule(model), single)
-    with pytest.raises(InputError, match="nodes must be an averaging rule"):
-        check_rule(rule(model).replicate(0), model)
+    for nodes, other, message in (
+        (rule(rank_two), model, shapes), (rule(single), model, "nodes must be float64 like the model, got float32"),
+        (rule(model), single, "nodes must be float32"),
+        (rule(model).replicate(0), model, "nodes must be an averaging rule"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            check_rule(nodes, other)
     traced = jax.eval_shape(lambda m: check_rule(eqx.tree_at(lambda r: r.coarse, rule(m), None), m) or m.lam, model)
     assert traced.shape == ()

@@ -8,7 +8,6 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox as px
 from tiedattn_jax.averages.moreau import ProxProblem
-from tiedattn_jax.model.law import SpectralLaw
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 MIXING = np.array([[0.6, 0.4], [0.4, 0.6]])
@@ -18,10 +17,7 @@ class UserLayer(ta.Model):
     """The standard layer as written by a user who does not think of float types."""
 
     omega: jax.Array
-
-    @property
-    def shape(self):
-        return 2, 1, 1
+    shape = (2, 1, 1)
 
     def attention(self, Z):
         return jax.nn.softmax(Z @ Z.T)
@@ -31,14 +27,8 @@ class UserLayer(ta.Model):
         return 0.5 * jnp.sum(self.trace * (self.attention(Z) - T) ** 2)
 
     def law(self):
-        ones = jnp.ones((2, 1))
-        return SpectralLaw(
-            weights=jnp.array([0.5, 0.5]),
-            gamma=0.25 * jnp.ones((2, 2)),
-            tau=jnp.array([[[1.0, -1.0], [-1.0, 1.0]]] * 2),
-            pi=ones[..., None],
-            cross=jnp.zeros((2, 2, 1)),
-        )
+        halves, tau = jnp.array([0.5, 0.5]), jnp.array([[[1.0, -1.0], [-1.0, 1.0]]] * 2)
+        return ta.SpectralLaw(halves, 0.25 * jnp.ones((2, 2)), tau, jnp.ones((2, 1, 1)), jnp.zeros((2, 2, 1)))
 
 
 class Integers(UserLayer):
@@ -64,12 +54,3 @@ def test_the_proximal_operator_is_that_of_the_library(model, nodes, layer):
     result, expected = (jax.jit(lambda m: px.prox(ProxProblem(m, V, y), h))(m) for m in (custom, model))
     np.testing.assert_allclose(result.z, expected.z, atol=1e-10)
     assert result.z.dtype == h.dtype and bool(jnp.all(result.converged))
-
-
-@pytest.mark.slow
-def test_a_solve_with_constants(nodes, solved):
-    custom = UserLayer(lam=jnp.array(0.01), omega=jnp.array(0.3))
-    fp, reference = ta.solve(custom, 2.0, "semantic", nodes), solved(2.0, "semantic")
-    assert int(fp.status) == int(reference.status)
-    np.testing.assert_allclose(fp.overlaps.q, reference.overlaps.q, rtol=1e-8)
-    np.testing.assert_allclose(fp.train_loss, reference.train_loss, rtol=1e-10)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import CASES, state
 from jax import export
+from made import overlaps_of
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import program
@@ -23,18 +24,14 @@ APART = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))
 THREE = ta.DotProduct(0.3, 0.5, mixing=0.4 * np.eye(3) + 0.2, encodings=[[1.0], [0.0], [-1.0]])
 
 
-def overlaps(L, q, V, theta):
-    return ta.Overlaps(*(jnp.full((L, 1, 1), v, float) for v in (q, V, theta)), jnp.zeros((L, 1)))
-
-
 SETTINGS = {
     "lines": (STANDARD, lambda m: ta.Lines(3, replicates=1, block=600).rule(m), state(CASES[1])),
-    "lines, several jumps": (APART, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps(2, 0.33, 18.85, 0.025)),
-    "lines, no jumps": (STANDARD, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps(2, 0.1, 0.5, 0.05)),
-    "lines, searched": (APART, lambda m: ta.Lines(3, replicates=1, jumps=1).rule(m), overlaps(2, 0.33, 18.85, 0.025)),
+    "lines, several jumps": (APART, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps_of(0.33, 18.85, 0.025)),
+    "lines, no jumps": (STANDARD, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps_of(0.1, 0.5, 0.05)),
+    "lines, searched": (APART, lambda m: ta.Lines(3, replicates=1, jumps=1).rule(m), overlaps_of(0.33, 18.85, 0.025)),
     "nodes": (STANDARD, lambda m: ta.Sobol(2**10, replicates=1).rule(m), state(CASES[0])),
-    "nodes, no jumps": (STANDARD, lambda m: ta.Sobol(2**10, replicates=1).rule(m), overlaps(2, 0.1, 0.5, 0.05)),
-    "three tokens": (THREE, lambda m: ta.Sobol(2**9, replicates=1).rule(m), overlaps(3, 0.1, 15.0, 0.1)),
+    "nodes, no jumps": (STANDARD, lambda m: ta.Sobol(2**10, replicates=1).rule(m), overlaps_of(0.1, 0.5, 0.05)),
+    "three tokens": (THREE, lambda m: ta.Sobol(2**9, replicates=1).rule(m), overlaps_of(0.1, 15.0, 0.1, tokens=3)),
 }
 
 
@@ -80,13 +77,12 @@ def primitives(jaxpr):
 def test_counted_loops_ask_no_condition(name):
     """With counted loops only the loop over groups of stragglers on lines has a condition; otherwise more loops do."""
     evaluate, args = evaluation(name)
-    condition_counts = []
+    counts = []
     for counted in (True, False):
         with program.counted_loops(counted):
-            condition_counts.append(
-                sum(p in ("while", "cond") for p in primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
-            )
-    assert condition_counts[0] == (name == "lines") < condition_counts[1]
+            names = list(primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
+        counts.append(names.count("while") + names.count("cond"))
+    assert counts[0] == (name == "lines") < counts[1]
 
 
 def conditions(text):
@@ -114,7 +110,7 @@ def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
 
 
 def test_what_is_done_keeps_its_value():
-    """A node keeps its value once it is done, in both kinds of loops.
+    """A node keeps its value once it is done, in both kinds of loops; the device decides which kind there is.
 
     Nodes need 0 to 5 halvings; each takes its own number, at least `least` and at most the number allowed.
     """
@@ -123,22 +119,17 @@ def test_what_is_done_keeps_its_value():
     def halved(**options):
         return program.repeat(lambda x: 0.5 * x, start, lambda x: x > 1, 4, count=3, **options)
 
-    with program.counted_loops(False):
-        np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 1, 2])
-        np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 1, 2])
-        np.testing.assert_array_equal(halved(least=5), start / 32)
-    with program.counted_loops(True):
-        np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 2, 4])
-        np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 2, 4])
-
-
-def test_the_device_decides():
     assert program.counted() is (jax.default_backend() != "cpu")
     with program.counted_loops():
         assert program.counted()
         with program.counted_loops(False):
             assert not program.counted()
+            np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 1, 2])
+            np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 1, 2])
+            np.testing.assert_array_equal(halved(least=5), start / 32)
         assert program.counted()
+        np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 2, 4])
+        np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 2, 4])
 
 
 def test_counted_steps_do_for_the_slowest_starts():

@@ -52,10 +52,11 @@ def test_an_option_changes_the_recipe_and_its_rule(model, kind, option):
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_recipe_is_a_value(model, kind):
     base, options = OPTIONS[kind]
-    changed = dataclasses.replace(base, **options)
+    changed, names = dataclasses.replace(base, **options), {kind.__name__: kind for kind in OPTIONS}
     for recipe in (base, changed):
-        names = {name: getattr(ta, name) for name in ("Sobol", "MonteCarlo", "GaussHermite", "Lines")}
         assert eval(repr(recipe), names) == recipe
+    assert repr(ta.Lines()) == "Lines(9)" and repr(ta.Sobol(n=8, seed=1)) == "Sobol(8, seed=1)"
+    assert repr(ta.Lines(5, direction=np.ones((2, 1)))) == "Lines(5, direction=((1.0,), (1.0,)))"
     with pytest.raises(dataclasses.FrozenInstanceError):
         base.seed = 1
     assert base != ta.Sobol(2**20) and base != "a recipe"
@@ -63,11 +64,6 @@ def test_a_recipe_is_a_value(model, kind):
     assert rule.replicates == REPLICATES and rule.stack.shape == (2, 1, 1) and rule.stack.weight.dtype == jnp.float64
     assert base.rule(ta.DotProduct(rank=2)).stack.shape == (2, 2, 1)
     assert base.rule(ta.DotProduct(dtype=jnp.float32)).stack.weight.dtype == jnp.float32
-
-
-def test_repr():
-    assert repr(ta.Lines()) == "Lines(9)" and repr(ta.Sobol(n=8, seed=1)) == "Sobol(8, seed=1)"
-    assert repr(ta.Lines(5, direction=np.ones((2, 1)))) == "Lines(5, direction=((1.0,), (1.0,)))"
 
 
 def test_jit_closes_over_a_recipe(model):
@@ -102,27 +98,24 @@ def test_fields_of_a_model(model):
 
 def test_what_nodes_may_be(model):
     """None, a number, a recipe or a rule; numbers change the size of the default recipe and nothing else of it."""
-    assert same(make_rule(None, model), ta.Lines(9).rule(model))
-    assert same(make_rule(None, model, ta.Sobol(8)), ta.Sobol(8).rule(model))
-    assert same(make_rule(ta.Lines(3), model, ta.Sobol(8)), ta.Lines(3).rule(model))
-    rule = ta.Sobol(16).rule(model)
+    rule, grid = ta.Sobol(16).rule(model), ta.GaussHermite(12, replicates=2, least_weight=1e-10)
+    for made, expected in (
+        (make_rule(None, model), ta.Lines(9)), (make_rule(None, model, ta.Sobol(8)), ta.Sobol(8)),
+        (make_rule(ta.Lines(3), model, ta.Sobol(8)), ta.Lines(3)),
+        (make_rule(2**14, model), ta.Lines(7)), (make_rule(np.int64(2**14), model), ta.Lines(7)),
+        (make_rule(3000, model, ta.Sobol(8, seed=3, replicates=2)), ta.Sobol(2**12, seed=3, replicates=2)),
+        (make_rule(3000, model, grid), ta.GaussHermite(7, replicates=2, least_weight=1e-10)),
+    ):  # fmt: skip
+        assert same(made, expected.rule(model)), expected
     assert make_rule(rule, model) is rule
     with pytest.raises(ta.InputError, match="nodes must be made for this model"):
         make_rule(rule, Fields.of(model, student=2))
-    for number in (2**14, np.int64(2**14)):
-        assert same(make_rule(number, model), ta.Lines(7).rule(model))
-    assert same(
-        make_rule(3000, model, ta.Sobol(8, seed=3, replicates=2)), ta.Sobol(2**12, seed=3, replicates=2).rule(model)
-    )
-    grid = make_rule(3000, model, ta.GaussHermite(12, replicates=2, least_weight=1e-10))
-    assert same(grid, ta.GaussHermite(7, replicates=2, least_weight=1e-10).rule(model))
     assert ta.MonteCarlo(5, seed=2).about(70, model) == ta.MonteCarlo(70, seed=2)
 
 
-def test_public_functions_take_recipes(model):
+def test_public_functions_take_recipes(model, lines):
     """A recipe gives the same state as the rule that it makes, also beside averages over other fields."""
-    recipe = ta.Lines(3, replicates=2)
-    by_recipe, by_rule = (ta.solve(model, 2.0, "semantic", nodes) for nodes in (recipe, recipe.rule(model)))
+    by_recipe, by_rule = (ta.solve(model, 2.0, "semantic", nodes) for nodes in (ta.Lines(5), lines))
     assert same(by_recipe.replicates, by_rule.replicates)
     assert ta.bayes(model, 0.4, nodes=ta.GaussHermite(8, replicates=2)).replicates.q.shape[0] == 2
     assert ta.population(model, nodes=ta.GaussHermite(16, replicates=2)).replicates.risk.shape == (2,)

@@ -25,6 +25,7 @@ def scaled(factor, **numbers):
 def test_functions_count_by_what_they_compute():
     assert identity(scaled(2.0)) == identity(scaled(2.0)) == identity(scaled(2.0, sigma=0.7))
     assert identity(scaled(2.0)) != identity(scaled(3.0))
+    assert identity(ta.DotProduct()) != identity(ta.DotProduct(dtype=jnp.float32))
 
 
 def with_methods(**methods):
@@ -72,10 +73,6 @@ CHANGES = {
 def test_all_that_a_model_computes_counts(name):
     texts = [identity(CHANGES[name](c)) for c in (1.5, 1.5, 2.5)]
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_dtypes_count():
-    assert identity(ta.DotProduct()) != identity(ta.DotProduct(dtype=jnp.float32))
 
 
 def test_another_process_gives_the_same_text():

@@ -8,17 +8,8 @@ import pytest
 from cases import CASES, state
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.overlaps import (
-    BRANCHES,
-    Coordinates,
-    admissible,
-    branch_of,
-    impose,
-    label,
-    magnitudes,
-    order_size,
-    vanished,
-)
+from tiedattn_jax.model import overlaps
+from tiedattn_jax.model.overlaps import BRANCHES, Coordinates, admissible, impose, label
 from tiedattn_jax.theory.solve import branch_start
 
 
@@ -37,21 +28,15 @@ def test_branches():
         None: (1, 1, None),
     }
     with pytest.raises(ta.InputError, match="branch must be one of positional, semantic"):
-        branch_of("lexical")
+        overlaps.branch_of("lexical")
 
 
 @pytest.mark.parametrize("name", BRANCHES)
 def test_starts_have_the_symmetry_of_their_branch(model, name):
     x = branch_start(model, name)
-    assert bool(admissible(model, x))
-    free = BRANCHES[name].free(model)
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(impose(x, free)), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert label(model, x) == (name or "mixed")
-
-
-def test_starts_have_the_dtype_of_the_model():
-    start = branch_start(ta.DotProduct(dtype=jnp.float32), None)
+    assert bool(admissible(model, x)) and label(model, x) == (name or "mixed")
+    jax.tree.map(np.testing.assert_array_equal, x, impose(x, BRANCHES[name].free(model)))
+    start = branch_start(ta.DotProduct(dtype=jnp.float32), name)
     assert {a.dtype for a in jax.tree.leaves(start)} == {jnp.dtype("float32")}
 
 
@@ -80,56 +65,40 @@ def test_starts_of_a_student_of_rank_two_use_both_columns():
 @pytest.mark.parametrize(
     ("theta", "m", "name"),
     [
-        (0.022, 0.0, "semantic"),
-        (0.018, 0.0, "uninformed"),
-        (0.0, 0.022, "positional"),
-        (0.3, 0.018, "semantic"),
-        (0.3, 0.022, "mixed"),
+        (0.022, 0.0, "semantic"), (0.018, 0.0, "uninformed"), (0.0, 0.022, "positional"),
+        (0.3, 0.018, "semantic"), (0.3, 0.022, "mixed"),
     ],
-)
+)  # fmt: skip
 def test_what_counts_as_zero(model, theta, m, name):
     x = with_sizes(model, theta, m)
-    np.testing.assert_allclose(magnitudes(model, x), (theta, m), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(overlaps.magnitudes(model, x), (theta, m), rtol=1e-12, atol=1e-15)
     assert label(model, x) == name
     semantic = BRANCHES["semantic"].free(model)
-    np.testing.assert_allclose(order_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
-    assert bool(vanished(model, x, semantic)) is (theta < 0.02)
-    assert not bool(vanished(model, x, BRANCHES["uninformed"].free(model)))
+    np.testing.assert_allclose(overlaps.order_size(model, x, semantic), theta, rtol=1e-12, atol=1e-15)
+    assert bool(overlaps.vanished(model, x, semantic)) is (theta < 0.02)
+    assert not bool(overlaps.vanished(model, x, BRANCHES["uninformed"].free(model)))
 
 
 @pytest.mark.parametrize(
     ("theta", "m", "name"),
     [
-        ((0.3, 0.0), (0.0, 0.4), "semantic + positional"),
-        ((0.0, 0.3), (0.4, 0.0), "semantic + positional"),
-        ((0.2, 0.2), (0.3, -0.3), "semantic + positional"),
-        ((0.3, 0.0), (0.4, 0.0), "mixed"),
-        ((0.3, 0.0), (0.2, 0.4), "positional + mixed"),
-        ((0.3, 0.0), (0.0, 0.0), "semantic"),
-        ((0.0, 0.0), (0.1, 0.4), "positional"),
-        ((0.3, 0.0), (0.018, 0.3), "semantic + positional"),
-        ((0.3, 0.0), (0.022, 0.3), "positional + mixed"),
-        ((0.0, 0.0), (0.0, 0.0), "uninformed"),
+        ((0.3, 0.0), (0.0, 0.4), "semantic + positional"), ((0.0, 0.3), (0.4, 0.0), "semantic + positional"),
+        ((0.2, 0.2), (0.3, -0.3), "semantic + positional"), ((0.3, 0.0), (0.4, 0.0), "mixed"),
+        ((0.3, 0.0), (0.2, 0.4), "positional + mixed"), ((0.3, 0.0), (0.0, 0.0), "semantic"),
+        ((0.0, 0.0), (0.1, 0.4), "positional"), ((0.3, 0.0), (0.018, 0.3), "semantic + positional"),
+        ((0.3, 0.0), (0.022, 0.3), "positional + mixed"), ((0.0, 0.0), (0.0, 0.0), "uninformed"),
     ],
-)
+)  # fmt: skip
 def test_what_the_directions_of_a_student_do(theta, m, name):
-    """The label names what every direction of a student does, however different their sizes are, in any gauge.
-
-    theta and m are shares of their largest possible sizes.
-    """
+    """The label names what every direction of a student does, however different their sizes are, in any gauge."""
     model = ta.DotProduct(rank=2)
     size, rho = np.array([0.1, 0.001]), float(model.rho[0, 0, 0])
     for angle in (0.0, 0.4, 2.0):
         O = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        q, rotated_theta, rotated_m = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
-        x = ta.Overlaps(
-            jnp.stack([q, q]),
-            jnp.stack([q, q]),
-            jnp.stack([rotated_theta] * 2)[..., None],
-            jnp.stack([rotated_m, -rotated_m]),
-        )
-        assert label(model, x) == name
-    assert label(model, jax.tree.map(lambda a: np.nan * a, x)) == "uninformed"
+        q, theta_part, m_part = O.T @ np.diag(size) @ O, np.sqrt(size * rho) * theta @ O, np.sqrt(size) * m @ O
+        pairs = [jnp.stack(pair) for pair in ((q, q), (q, q), (theta_part[:, None],) * 2, (m_part, -m_part))]
+        assert label(model, ta.Overlaps(*pairs)) == name
+    assert label(model, ta.Overlaps(*(np.nan * a for a in pairs))) == "uninformed"
 
 
 def test_two_teachers_in_two_directions():
@@ -149,40 +118,33 @@ def test_admissible(model):
 
 
 def test_branches_set_to_zero_what_they_do_not_leave_free(model):
-    x = with_sizes(model, 0.3, 0.4)
     for name, branch in BRANCHES.items():
-        y = impose(x, branch.free(model))
-        assert bool(np.any(y.theta)) is (name in ("semantic", None)) and bool(np.any(y.m)) is (
-            name in ("positional", None)
-        )
+        y = impose(with_sizes(model, 0.3, 0.4), branch.free(model))
+        assert bool(np.any(y.theta)) is (name in ("semantic", None))
+        assert bool(np.any(y.m)) is (name in ("positional", None))
 
 
 def test_coordinates_round_trip(model):
-    x, free = state(CASES[1]), BRANCHES["positional"].free(model)
-    coordinates = Coordinates(model, free)
-    for a, b in zip(jax.tree.leaves(coordinates.unpack(coordinates.pack(x))), jax.tree.leaves(x), strict=True):
-        np.testing.assert_array_equal(a, b)
+    x = state(CASES[1])
+    coordinates = Coordinates(model, BRANCHES["positional"].free(model))
+    jax.tree.map(np.testing.assert_array_equal, coordinates.unpack(coordinates.pack(x)), x)
     scale = coordinates.unpack(coordinates.scale(x))
     np.testing.assert_allclose(scale.m, np.abs(x.m))
     np.testing.assert_allclose(scale.theta, 0.02 * np.sqrt(x.q * 0.25))  # theta is zero, which is no scale
 
 
 def test_gauge_directions_are_those_of_rotations():
-    model, free = ta.DotProduct(rank=2), BRANCHES[None].free(ta.DotProduct())
-    rng = np.random.default_rng(0)
-    A, M = rng.standard_normal((2, 2, 2))
-    q = jnp.asarray(A @ A.T + np.eye(2))
-    x = ta.Overlaps(
-        jnp.stack([q, q]), jnp.stack([q, 2 * q]), jnp.asarray(M[:, :, None]), jnp.asarray(rng.standard_normal((2, 2)))
-    )
+    model, free, rng = ta.DotProduct(rank=2), BRANCHES[None].free(ta.DotProduct()), np.random.default_rng(0)
+    A, M, m = (jnp.asarray(a) for a in (*rng.standard_normal((2, 2, 2)), rng.standard_normal((2, 2))))
+    q = A @ A.T + jnp.eye(2)
+    x = ta.Overlaps(jnp.stack([q, q]), jnp.stack([q, 2 * q]), M[:, :, None], m)
 
     def rotated(angle):
         O = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
         return ta.Overlaps(O @ x.q @ O.T, O @ x.V @ O.T, O @ x.theta, x.m @ O.T)
 
     coordinates = Coordinates(model, free)
-    size = coordinates.pack(x).shape[0]
-    (tangent,) = coordinates.gauge(x, jnp.ones(size))
+    (tangent,) = coordinates.gauge(x, jnp.ones(len(coordinates.pack(x))))
     expected = coordinates.pack(jax.jvp(rotated, (0.0,), (1.0,))[1])
     np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
     assert Coordinates(ta.DotProduct(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)

@@ -7,9 +7,8 @@ from tiedattn_jax.model.parameters import Parameter, axes_of, scalar_parameters
 
 
 def test_read_and_set(model):
-    assert Parameter("sigma").read(model, 2.0, "x") == 0.5
-    assert Parameter("mixing[1,0]").read(model, 2.0, "x") == 0.4
-    assert Parameter("alpha").read(model, 2.0, "x") == 2.0
+    for name, value in (("sigma", 0.5), ("mixing[1,0]", 0.4), ("alpha", 2.0)):
+        assert Parameter(name).read(model, 2.0, "x") == value
     changed, alpha = Parameter("sigma").set(model, 2.0, 0.7)
     np.testing.assert_allclose((changed.sigma, alpha), (0.7, 2.0))
     changed, alpha = Parameter("alpha").set(model, 2.0, 0.7)
@@ -25,18 +24,17 @@ def test_a_number_of_the_penalty():
         number.read(ta.DotProduct(), 2.0, "x")
 
 
-def test_the_rest_of_a_row_makes_room():
-    model = ta.DotProduct(mixing=[[0.5, 0.3, 0.2]] * 3, encodings=[[1.0], [0.0], [-1.0]])
-    mixing = Parameter("mixing[2,1]").set(model, None, 0.65)[0].mixing
-    np.testing.assert_allclose(mixing[2], [0.25, 0.65, 0.1])
-    np.testing.assert_array_equal(mixing[:2], model.mixing[:2])
-
-
 def test_rows_stay_stochastic(model):
+    """The rest of a row makes room for its number."""
     last = Parameter("mixing[-1,-1]").set(model, None, 0.5)[0].mixing
     np.testing.assert_allclose(last, [[0.6, 0.4], [0.5, 0.5]], rtol=1e-15)
-    identity = ta.DotProduct(mixing=np.eye(3), encodings=[[1.0], [0.0], [-1.0]])
-    number = Parameter("mixing[0,0]")  # the other entries were zero, so they share equally
+    three = {"encodings": [[1.0], [0.0], [-1.0]]}
+    rows = ta.DotProduct(mixing=[[0.5, 0.3, 0.2]] * 3, **three)
+    mixing = Parameter("mixing[2,1]").set(rows, None, 0.65)[0].mixing
+    np.testing.assert_allclose(mixing[2], [0.25, 0.65, 0.1])
+    np.testing.assert_array_equal(mixing[:2], rows.mixing[:2])
+    identity, number = ta.DotProduct(mixing=np.eye(3), **three), Parameter("mixing[0,0]")
+    # The other entries were zero, so they share equally.
     np.testing.assert_allclose(number.set(identity, None, 0.5)[0].mixing[0], [0.5, 0.25, 0.25])
     np.testing.assert_allclose(number.direction(identity, 1.0).mixing[0], [1.0, -0.5, -0.5])
 
