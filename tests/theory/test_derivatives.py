@@ -13,7 +13,7 @@ import pytest
 from cases import CASES, DERIVATIVES, state
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from made import states_near
+from made import numbers_of, overlaps_of, states_near
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import prox
@@ -31,23 +31,12 @@ NAMES = ("q", "V", "theta", "m", "train_loss", "gen_error")
 TIGHT, FEW = ta.Settings(tol=1e-10, max_steps=8), ta.Settings(warm_steps=0, max_steps=4)
 
 
-def numbers(fp):
-    """q, V, theta, m, training loss and test error of every replicate of a fixed point, (R, 6)."""
-    s = fp.replicates
-    x = s.overlaps
-    return jnp.stack(
-        [x.q[:, 0, 0, 0], x.V[:, 0, 0, 0], x.theta[:, 0, 0, 0], x.m[:, 0, 0], s.train_loss, s.gen_error], 1
-    )
-
-
 @jax.jit
 def forward(point, tangent, free, start, nodes, settings):
     """Numbers at (model, alpha), and their derivatives along a direction in both."""
 
     def values(model, alpha):
-        return numbers(
-            ta.results.FixedPoint(model, alpha, states_near(model, alpha, nodes, start, free, settings), None)
-        )
+        return numbers_of(states_near(model, alpha, nodes, start, free, settings))
 
     return jax.jvp(values, point, tangent)
 
@@ -96,10 +85,7 @@ def test_jumps_on_single_nodes(model, nodes, case):
 
 
 def test_a_smooth_state(model, nodes):
-    """Derivatives of a state without jumps equal central differences to 2 %.
-
-    The derivative estimates that of many nodes, the difference that of the nodes at hand.
-    """
+    """Derivatives estimate those of many nodes, differences are of the nodes at hand: they agree to 2 %."""
     point = model, jnp.asarray(2.0, float)
     arguments = BRANCHES["semantic"].free(model), state(CASES[0]), nodes, TIGHT
     smooth = jnp.array([NAMES.index(k) for k in ("q", "train_loss", "gen_error")])
@@ -114,18 +100,17 @@ def test_a_smooth_state(model, nodes):
 @pytest.mark.long
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     alphas = jnp.array([1e-9, 2.0])  # there is no proper fixed point at the first
-    weights = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0])
+    weights, start = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0]), state(CASES[0])
 
     def lane(lam, alpha):
         fp = ta.solve(eqx.tree_at(lambda m: m.lam, model, lam), alpha, "semantic", nodes, start=start, settings=FEW)
-        return numbers(fp).mean(0), fp.status
+        return numbers_of(fp.replicates).mean(0), fp.status
 
     def total(lam):
         values, status = jax.vmap(lane, (None, 0))(lam, alphas)
         good = status <= ta.Status.stalled
         return jnp.sum(jnp.where(good, values @ weights, 0.0)), (values, good)
 
-    start = state(CASES[0])
     gradient, (values, good) = jax.jit(jax.grad(total, has_aux=True))(model.lam)
     assert good.tolist() == [False, True]
     arguments = BRANCHES["semantic"].free(model), start, nodes, FEW
@@ -142,10 +127,7 @@ def root(primals, tangents):
 
 @pytest.mark.parametrize("checkpoints", [0, 1])
 def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
-    """A searched value keeps its derivative in loops, in all modes, where a `jax.custom_jvp` would lose its rule.
-
-    This holds also for a value that a loop hands on.
-    """
+    """In all modes, where a `jax.custom_jvp` would lose its rule, also for a value that a loop hands on."""
 
     def slope(p, dp, loop=lax.map):
         def block(scale, shift):
@@ -166,13 +148,11 @@ def test_a_searched_value_keeps_its_derivative_in_loops(checkpoints):
 
     fn.defjvp(lambda primals, tangents: (primals[0], slope(*primals, *tangents)))
 
-    def exact(p):
-        return slope(p, 1.0, lambda fn, xs: jax.vmap(fn)(xs))
-
     @jax.jit
     @jax.vmap
     def derivatives(p):
-        seconds = jax.jacfwd(exact), *(a(b(fn)) for a in MODES for b in MODES)
+        exact = jax.jacfwd(lambda p: slope(p, 1.0, lambda fn, xs: jax.vmap(fn)(xs)))
+        seconds = exact, *(a(b(fn)) for a in MODES for b in MODES)
         return jnp.stack([jnp.stack(jax.jvp(second, (p,), (1.0,))) for second in seconds])
 
     expected, *results = derivatives(jnp.array([0.3, 0.1])).swapaxes(0, 1)
@@ -211,14 +191,10 @@ class Descending(type(ta.Sobol(2).rule(ta.DotProduct()).stack)):
 
 
 def test_second_derivatives_in_all_modes():
-    """Second derivatives of training loss, q and theta of a moving state equal central differences, in all modes.
-
-    The nodes lie in two blocks.
-    """
+    """Second derivatives of training loss, q and theta of a moving state equal central differences, on two blocks."""
     model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(0.7))
     nodes = ta.Sobol(2**5, replicates=1, block=2**4).rule(model).replicate(0)
-    replicate = Descending(student=nodes.student, teacher=nodes.teacher, weight=nodes.weight, block=nodes.block)
-    x = ta.Overlaps(*(jnp.full((1, 1, 1), v, float) for v in (0.6, 1.3, 0.5)), jnp.zeros((1, 1)))
+    replicate, x = Descending(**vars(nodes)), overlaps_of(0.6, 1.3, 0.5, tokens=1)
 
     def setting(p):
         return eqx.tree_at(lambda m: (m.width, m.lam), model, (p, 0.2 * p**2)), 2 * p
@@ -278,18 +254,14 @@ def test_second_derivative(model, modes):
     arguments = BRANCHES["semantic"].free(model), start, nodes, TIGHT
 
     def loss(numbers):
-        sigma, alpha = numbers
-        changed_model = eqx.tree_at(lambda m: m.sigma, model, sigma)
-        return ta.solve(changed_model, alpha, "semantic", nodes, start=start, settings=TIGHT).train_loss
+        changed_model = eqx.tree_at(lambda m: m.sigma, model, numbers[0])
+        return ta.solve(changed_model, numbers[1], "semantic", nodes, start=start, settings=TIGHT).train_loss
 
     second = jax.jit(modes[0](modes[1](loss)))(jnp.array([model.sigma, 2.0]))
-    origin = model, jnp.array(2.0)
-    for outer, step, row in (
-        (direction(model, "sigma"), 2e-3, second[0]),
-        (direction(model, alpha=1.0), 0.02, second[1]),
-    ):
-        points = [moved(origin, outer, s * step) for s in (1, -1)]
-        for inner, value in ((direction(model, "sigma"), row[0]), (direction(model, alpha=1.0), row[1])):
+    directions = direction(model, "sigma"), direction(model, alpha=1.0)
+    for outer, step, row in zip(directions, (2e-3, 0.02), second, strict=True):
+        points = [moved((model, jnp.array(2.0)), outer, s * step) for s in (1, -1)]
+        for inner, value in zip(directions, row, strict=True):
             up, down = (forward(point, inner, *arguments)[1][0, 4] for point in points)
             np.testing.assert_allclose(value, (up - down) / (2 * step), rtol=1e-2)
 
@@ -303,15 +275,13 @@ def test_the_map_on_lines_whose_nodes_are_searched():
     model = ta.DotProduct(0.4, 1.54, 0.31, ((0.57, 0.43), (0.1, 0.9)))
 
     def image_and_slope(rule, q):
-        x = ta.Overlaps(*(jnp.full((2, 1, 1), v, float) for v in (q, 0.556, 0.3)), jnp.zeros((2, 1)))
         answers = []
         for k in range(rule.replicates):
             equations = Equations(model, jnp.asarray(2.0), rule.replicate(k), jnp.array([1.0, 0.0]))
-            answers.append(equations.answer(equations.coordinates.pack(x)))
+            answers.append(equations.answer(equations.coordinates.pack(overlaps_of(q, 0.556, 0.3))))
         image, jacobian = (np.mean([getattr(a, name) for a in answers], 0) for name in ("image", "jacobian"))
         return image[:6:2], jacobian[:6:2, :2].sum(1)  # q, V and theta of the first token, both q moving
 
-    slope = image_and_slope(ta.Lines(9).rule(model), 0.74)[1]
-    points = ta.Sobol(2**14).rule(model)
+    slope, points = image_and_slope(ta.Lines(9).rule(model), 0.74)[1], ta.Sobol(2**14).rule(model)
     differences = (image_and_slope(points, 0.78)[0] - image_and_slope(points, 0.70)[0]) / 0.08
     np.testing.assert_allclose(slope, differences, atol=0.12)

@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -57,15 +58,21 @@ def test_results_come_in_the_order_of_the_paths():
     assert sorted(order) == [0, 1, 2, 3] and order[0] != 0
 
 
-def test_calls_run_on_the_default_device():
-    """The host's CPU runs Newton's method of a pool on accelerators, not the calls of its paths."""
-    device = jax.devices()[0]
+def test_calls_run_on_the_default_device_in_the_thread_of_the_caller():
+    """The host's CPU runs Newton's method of a pool on accelerators, not the calls of its paths.
+
+    Settings of context managers keep their effect only in the caller's thread.
+    """
+    device, threads = jax.devices()[0], []
 
     def path():
         inside = yield Call(lambda: jax.config.jax_default_device, ())
         return inside, jax.config.jax_default_device
 
     assert run([path()], devices=[device, device]) == [(None, jax.local_devices(backend="cpu")[0])]
+    with jax.debug_infs(True):
+        run_one(together([Call(lambda: threads.append(threading.get_ident()) or 0, ())] * 3))
+    assert set(threads) == {threading.get_ident()}
 
 
 def test_paths_start_when_there_is_room():
@@ -75,19 +82,21 @@ def test_paths_start_when_there_is_room():
         started.append(k)
         return (yield called(k, 0.05))
 
-    paths = (path(k) for k in range(50))
+    def interrupt(number, _):
+        if number == 3:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        run(paths, width=2, done=lambda number, _: interrupt(number))
+        run((path(k) for k in range(50)), width=2, done=interrupt)
     assert len(started) < 10
 
 
-def interrupt(number):
-    if number == 3:
-        raise KeyboardInterrupt
+def fail(k):
+    raise ZeroDivisionError(k)
 
 
 def test_an_exception_ends_its_own_path():
-    """An exception ends only its own path and then says which path it was; the others go on."""
+    """An exception ends only its own path and then says which path it was; a path may also go on."""
     finished = []
 
     def path(k):
@@ -96,6 +105,12 @@ def test_an_exception_ends_its_own_path():
         yield called(k)
         return k
 
+    def patient():
+        try:
+            yield [called(1), Call(fail, (0,))]
+        except ZeroDivisionError:
+            return (yield called("after"))
+
     with pytest.raises(ZeroDivisionError) as caught:
         run(map(path, range(4)), names=[f"sigma = {k}" for k in range(4)], done=lambda n, _: finished.append(n))
     assert sorted(finished) == [0, 1, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
@@ -103,20 +118,7 @@ def test_an_exception_ends_its_own_path():
     assert results[0] == 0 and results[1].reason == "ZeroDivisionError: 1" and results[2:] == [2, 3]
     with pytest.raises(ZeroDivisionError):
         run([path(1)], keep=True)
-
-
-def fail(k):
-    raise ZeroDivisionError(k)
-
-
-def test_a_path_may_go_on_after_an_exception():
-    def path():
-        try:
-            yield [called(1), Call(fail, (0,))]
-        except ZeroDivisionError:
-            return (yield called("after"))
-
-    assert run_one(path()) == "after"
+    assert run_one(patient()) == "after"
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -140,19 +142,6 @@ def test_a_process_takes_the_cores_that_it_may_use(monkeypatch):
     assert engine.cores() == 64
 
 
-def test_settings_of_context_managers_are_kept():
-    """Settings of context managers keep their effect: calls run in the caller's thread, the only one that sees them."""
-    threads = []
-
-    def look():
-        threads.append(threading.get_ident())
-        return 0
-
-    with jax.debug_infs(True):
-        run_one(together([Call(look, ())] * 3))
-    assert set(threads) == {threading.get_ident()}
-
-
 @pytest.fixture(scope="module")
 def problem(model):
     rule = ta.Lines(3, replicates=2).rule(model)
@@ -174,10 +163,9 @@ def test_slots_do_as_threads_do(problem, monkeypatch):
     """Slots, which evaluate all lanes in one call as on accelerators, give the states of single lanes, at any width."""
     singles = run(branches(problem))
     monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)
+    monkeypatch.setattr(engine, "WIDTHS", (2, 4))
     for width in (None, 3):
-        monkeypatch.setattr(engine, "WIDTHS", (2, 4))
-        pooled = run(branches(problem), width=width)
-        for single, result in zip(singles, pooled, strict=True):
+        for single, result in zip(singles, run(branches(problem), width=width), strict=True):
             np.testing.assert_array_equal(single.status, result.status)
             for a, b in zip(jax.tree.leaves(single.overlaps), jax.tree.leaves(result.overlaps), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
@@ -201,16 +189,6 @@ def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_memory_that_one_lane_does_not_fit_in(problem):
-    class Device:
-        def memory_stats(self):
-            return {"bytes_limit": 1000}
-
-    with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
-        engine._max_lanes(problem.lane(branch_start(problem.model, "semantic")), [Device()])
-
-
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("count", [1, 3])
 def test_lanes_fill_half_of_the_memory(problem, count):
     """Ten lanes fit if half of the memory holds all nodes and ten times a lane, which has a replicate of its own."""
@@ -220,10 +198,9 @@ def test_lanes_fill_half_of_the_memory(problem, count):
     enough = 2 * (rule + 10 * (1024 * min(lane.rule.size, block_size()) + rule / 2)) / count
 
     def lanes(size):
-        class Device:
-            def memory_stats(self):
-                return {"bytes_limit": size}
-
-        return engine._max_lanes(lane, [Device()] * count)
+        device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": size})
+        return engine._max_lanes(lane, [device] * count)
 
     assert lanes(enough + 9) == 10 and lanes(enough - 9) == 9
+    with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
+        lanes(1000)

@@ -1,6 +1,5 @@
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
@@ -24,10 +23,8 @@ def test_random_starts_find_both_branches(model):
 
 def test_a_second_positional_state(model, lines):
     """Beyond the subcritical pitchfork of the uninformed state a saddle lies between it and the positional minimum."""
-    guess = ta.Overlaps(
-        *(jnp.full((2, 1, 1), v, float) for v in (0.0993, 16.02, 0.0)), 0.1459 * jnp.array([[1.0], [-1.0]])
-    )
-    saddle = ta.solve(model, 3.0, "positional", lines, start=guess, settings=ta.Settings(max_steps=60, warm_steps=0))
+    settings, guess = ta.Settings(max_steps=60, warm_steps=0), made.overlaps_of(0.0993, 16.02, m=0.1459)
+    saddle = ta.solve(model, 3.0, "positional", lines, start=guess, settings=settings)
     np.testing.assert_allclose(saddle.m, 0.1459, rtol=0.02)
     np.testing.assert_allclose(saddle.train_loss, 0.0072699, rtol=5e-4)
     assert bool(saddle.ok) and saddle.label == "positional"
@@ -38,35 +35,42 @@ def test_a_second_positional_state(model, lines):
         assert branch != "uninformed" or other.diagnostics.growth_m < 1
 
 
-def reached(model, x, status=0, loss=0.0):
-    """The end of a search: overlaps, a status and a training loss."""
-    template = jax.tree.map(lambda a: np.asarray(a)[0], made.states(model, scatter=(0.0,)))
-    parts = (jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status)))
-    return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), template, parts)
+@pytest.fixture
+def searches(monkeypatch):
+    """Let `find_states` take the ends of its searches from a function of (lane): overlaps, status and training loss."""
+
+    def answer_by(end):
+        def answer(lane):
+            x, status, loss = end(lane)
+            template = jax.tree.map(lambda a: np.asarray(a)[0], made.states(lane.model, scatter=(0.0,)))
+            parts = jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status))
+            return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), template, parts)
+
+        monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
+
+    return answer_by
 
 
-def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
+def test_states_count_once_and_failures_do_not(model, lines, searches):
     """A state counts once, up to its sign; failed starts and states that are lost on all nodes do not count."""
     first = state(CASES[0])
     mirrored = ta.Overlaps(1.001 * first.q, first.V, -first.theta, first.m)
-    second = ta.Overlaps(1.1 * first.q, first.V, first.theta, first.m)
-    lost = ta.Overlaps(3 * first.q, first.V, first.theta, first.m)
-    failed = ta.Overlaps(2 * first.q, first.V, first.theta, first.m)
+    second, failed, lost = (ta.Overlaps(c * first.q, first.V, first.theta, first.m) for c in (1.1, 2, 3))
     ends = iter(zip((first, mirrored, second, failed, lost), (0, 1, 2, 4, 0), (0.3, 0.4, 0.5, 0.1, 0.2), strict=True))
     branch_lanes, solved = [], []
 
-    def answer(lane):
+    def end(lane):
         x = lane.start
         if lane.replicate >= 0:  # on the full rule; the first state is lost there
             solved.append(float(x.q[0, 0, 0]))
-            return reached(model, x, 4 if len(solved) <= lines.replicates else 0, -float(x.q[0, 0, 0]))
+            return x, 4 if len(solved) <= lines.replicates else 0, -float(x.q[0, 0, 0])
         if lane.settings.warm_steps == 0:  # from a random start
             assert lane.free.tolist() == [1, 1]
-            return reached(model, *next(ends))
+            return next(ends)
         branch_lanes.append((lane.free.tolist(), float(x.q[0, 0, 0]) / float(model.rho[0, 0, 0])))
-        return reached(model, x, ta.Status.nonfinite)
+        return x, ta.Status.nonfinite, 0.0
 
-    monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
+    searches(end)
     states = ta.find_states(model, 2.0, lines, count=5)
     q, p = CASES[0].q, 1.1 * CASES[0].q
     np.testing.assert_allclose(solved[:: lines.replicates], [3 * q, q, p])
@@ -74,20 +78,18 @@ def test_states_count_once_and_failures_do_not(model, lines, monkeypatch):
     assert branch_lanes == [([0, 1], 0.1), ([1, 0], 0.6), ([0, 0], 0.4)]  # every branch from its own start
 
 
-def test_branches_are_found_whatever_the_random_starts_reach(model, lines, monkeypatch):
+def test_branches_are_found_whatever_the_random_starts_reach(model, lines, searches):
     """Each branch's start finds its state, with the symmetry imposed; a loss without symmetry has no such starts."""
 
-    def answer(lane):
+    def end(lane):
         is_damped = lane.settings.warm_steps == Settings().warm_steps
-        return reached(lane.model, lane.start, 0 if is_damped or lane.replicate >= 0 else ta.Status.nonfinite)
-
-    monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
-    states = ta.find_states(model, 2.0, lines, count=2)
-    assert [state.branch for state in states] == ["positional", "semantic", "uninformed"]
+        return lane.start, 0 if is_damped or lane.replicate >= 0 else ta.Status.nonfinite, 0.0
 
     class Odd(ta.DotProduct):
         def loss(self, Z, Y):
             return super().loss(Z, Y) + 0.1 * Z.sum()
 
-    odd = Odd(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
-    assert ta.find_states(odd, 2.0, lines, count=2) == []
+    searches(end)
+    states = ta.find_states(model, 2.0, lines, count=2)
+    assert [state.branch for state in states] == ["positional", "semantic", "uninformed"]
+    assert ta.find_states(Odd(**vars(model)), 2.0, lines, count=2) == []

@@ -11,19 +11,12 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import prox
-from tiedattn_jax.averages.rules import Jumps, Points, Rule, average, fields
+from tiedattn_jax.averages.rules import Jumps, Points, Rule, fields
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.observables import (
-    gen_error,
-    gen_error_linear,
-    growth_moments,
-    growths_in,
-    second_minimum_share,
-)
+from tiedattn_jax.theory.observables import gen_error, gen_error_linear, growths_in, second_minimum_share
 from tiedattn_jax.theory.potentials import points_in
-from tiedattn_jax.theory.states import DIAGNOSTICS
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -80,7 +73,7 @@ def test_moments_of_growths_at_given_nodes(rank):
     student, z = (jnp.asarray(a) for a in rng.standard_normal((2, 2, rank, N)))
     teacher, weight = jnp.asarray(rng.standard_normal((2, 1, N))), jnp.asarray(rng.random(N))
     points = Points(student, teacher, weight, z, weight > 0, weight, Jumps(weight, z))
-    sums = growth_moments(model, x, points)
+    sums = observables.growth_moments(model, x, points)
     h, y = map(np.asarray, fields(model, x, student, teacher))
     g, s, u = np.zeros_like(h), np.zeros_like(h), np.zeros_like(y)
     for token in range(2):
@@ -95,18 +88,14 @@ def test_moments_of_growths_at_given_nodes(rank):
 
 
 def test_growths_are_eigenvalues_of_the_map(model):
-    """Growths of theta and m by the score are eigenvalues of the map's Jacobian on the uninformed state.
-
-    theta and m decouple there.
-    """
+    """Growths are eigenvalues of the map's Jacobian on the uninformed state, where theta and m decouple."""
     nodes = ta.Lines(9, replicates=1, even=True).rule(model)
     alpha, free = jnp.array(1.0), BRANCHES[None].free(model)
     fp = ta.solve(model, alpha, "uninformed", nodes, start=BRANCHES["uninformed"].start(model))
     v = Coordinates(model, free).pack(fp.overlaps)
     DF = np.asarray(Equations(model, alpha, nodes.replicate(0), free).answer(v).jacobian)
-    theta, m = DF[4:6, 4:6], DF[6:8, 6:8]
-    np.testing.assert_allclose(np.linalg.eigvals(theta).real.max(), fp.diagnostics.growth_theta, rtol=3e-3)
-    np.testing.assert_allclose(np.linalg.eigvals(m).real.max(), fp.diagnostics.growth_m, rtol=3e-3)
+    for part, growth in ((slice(4, 6), fp.diagnostics.growth_theta), (slice(6, 8), fp.diagnostics.growth_m)):
+        np.testing.assert_allclose(np.linalg.eigvals(DF[part, part]).real.max(), growth, rtol=3e-3)
 
 
 @jax.jit
@@ -117,14 +106,11 @@ def moved_growths(s, x, alpha, replicate):
     return jnp.stack(growths_in(model, alpha * (1 + s[3]), overlaps, replicate, jnp.array([1.0, 0.0])))
 
 
-@jax.jit
-def growth_slopes(*arguments):
-    return jax.jacfwd(moved_growths)(jnp.zeros(4), *arguments)
+growth_slopes = jax.jit(lambda *arguments: jax.jacfwd(moved_growths)(jnp.zeros(4), *arguments))
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda c: f"{c.branch} {c.alpha}")
 def test_derivatives_of_growths(model, case):
-    """Derivatives of growths at fixed overlaps, jumps included, equal central differences."""
     arguments = state(case), jnp.asarray(case.alpha, float), ta.Lines(9, replicates=1).rule(model).replicate(0)
     slopes = growth_slopes(*arguments)
     for k in range(4):
@@ -152,14 +138,6 @@ def test_implicit_gradient_of_a_function_of_the_state(model):
     assert np.isfinite(by_alpha)
 
 
-def test_smooth_averages_of_either_rule_agree(model, nodes, lines):
-    x = state(CASES[2])
-    a, b = (gen_error(model, x, rule) for rule in (nodes, lines))
-    assert abs(a.value - b.value) < 3 * np.hypot(a.stderr, b.stderr)
-    weight = average(lines.replicate(0), lambda block: jnp.sum(lines.stack.quadrature(block)[2]))
-    np.testing.assert_allclose(weight, 1, rtol=1e-12)
-
-
 def test_second_minima_below_a_gap(model, nodes):
     x, gap = state(CASES[4]), 3e-3
     points = jax.jit(points_in)(model, x, nodes.coarse, jax.tree.map(lambda a: a[0], nodes.coarse.blocks()))
@@ -173,13 +151,12 @@ def test_second_minima_below_a_gap(model, nodes):
     assert point.second_minimum_share(rule, gap).value == pytest.approx(float(share), rel=1e-12)
 
 
-def test_the_baseline_is_weighted_by_the_traces(model, nodes):
-    """The linear baseline weights tokens by their traces and nodes by their weights, when both are unequal."""
+def test_the_baseline_is_weighted_by_the_traces(model):
+    """The baseline weights tokens by their traces and nodes by their weights, if unequal, and does not see blocks."""
 
     class Unequal(ta.DotProduct):
         trace = property(lambda self: jnp.array([0.1, 0.2]))
 
-    unequal = Unequal(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     rule = ta.Lines(5, replicates=1).rule(model)
     replicate = rule.replicate(0)
     blocks = [jax.tree.map(lambda a, k=k: a[k], replicate.blocks()) for k in range(len(replicate.blocks()[0]))]
@@ -187,17 +164,7 @@ def test_the_baseline_is_weighted_by_the_traces(model, nodes):
     teacher, weight = (jnp.concatenate(a, -1) for a in zip(*parts, strict=True))
     T = jax.vmap(model.target, in_axes=-1)(0.5 * teacher)
     mean, square = (jnp.tensordot(weight, a, 1) for a in (T, T**2))
-    np.testing.assert_allclose(
-        gen_error_linear(unequal, rule).value, 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2])), rtol=1e-8
-    )
-
-
-def test_the_baseline_does_not_see_blocks(model):
+    expected = 0.5 * jnp.sum((square - mean**2) * jnp.array([0.1, 0.2]))
+    np.testing.assert_allclose(gen_error_linear(Unequal(**vars(model)), rule).value, expected, rtol=1e-8)
     whole, split = (ta.Sobol(2**10, replicates=1, block=size).rule(model) for size in (2**10, 2**8))
-    whole_error, split_error = (gen_error_linear(model, nodes).value for nodes in (whole, split))
-    np.testing.assert_allclose(whole_error, split_error, rtol=1e-10)
-
-
-def test_names_of_the_diagnostics(solved):
-    fp = solved(2.0, "semantic")
-    assert set(DIAGNOSTICS) <= set(fp.replicates.numbers()) and "replicon" in DIAGNOSTICS
+    np.testing.assert_allclose(*(gen_error_linear(model, nodes).value for nodes in (whole, split)), rtol=1e-10)

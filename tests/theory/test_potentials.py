@@ -75,24 +75,22 @@ def test_hats_are_the_gradient_of_the_discretised_potential(model, nodes):
 
 
 def test_single_precision(model, nodes):
-    """M and its gradient on single nodes agree in single and double precision.
-
-    `test_lines` solves in single precision.
-    """
-    rule, x = nodes.coarse, state(CASES[1])
-    single = jax.tree.map(lambda a: a.astype(jnp.float32), (model, x, rule))
-    for a, b in zip(
-        *(jax.tree.leaves(jax.jit(channel_gradient)(*t)[:2]) for t in (single, (model, x, rule))), strict=True
-    ):
+    """M and its gradient on single nodes agree in both precisions; `test_lines` solves in single precision."""
+    double = model, state(CASES[1]), nodes.coarse
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), double)
+    results, expected = (jax.tree.leaves(jax.jit(channel_gradient)(*t)[:2]) for t in (single, double))
+    for a, b in zip(results, expected, strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-7)
 
 
+def hats_of(q, V, theta, m):
+    return ta.results.Conjugates(*(jnp.full((2, 1, 1), a) for a in (q, V)), jnp.zeros((2, 1, 1)) + jnp.reshape(
+        jnp.asarray(theta), (-1, 1, 1)), jnp.asarray(m)[:, None])  # fmt: skip
+
+
 def test_ridge_prior_is_the_written_out_form(model):
-    hats = ta.results.Conjugates(*(jnp.asarray(v) for v in (
-        np.full((2, 1, 1), 1.3e-4), np.full((2, 1, 1), 0.024), np.full((2, 1, 1), 0.011), np.array([[0.003], [-0.003]])
-    )))  # fmt: skip
-    x = overlaps(model, hats)
+    x = overlaps(model, hats_of(1.3e-4, 0.024, 0.011, [0.003, -0.003]))
     s2, Lam = 0.25, 0.01 + 0.25 * 0.048
     qhat, mhat, thetahat = 2.6e-4, 0.006, 0.022
     np.testing.assert_allclose(x.V[0, 0, 0], s2 / Lam, rtol=1e-12)
@@ -102,45 +100,31 @@ def test_ridge_prior_is_the_written_out_form(model):
 
 
 def test_a_teacher_along_the_encodings(model):
-    """The prior contains the cross moments of teacher and encodings, here for one column.
-
-    It needs E b^2 of b = sum_k mhat_k tau_k + sum_k gamma_k thetahat_k pi.
-    """
+    """The prior needs E b^2 of b = sum_k mhat_k tau_k + sum_k gamma_k thetahat_k pi, with the cross moments."""
 
     class Crossed(ta.DotProduct):
         def law(self):
             return dataclasses.replace(super().law(), cross=jnp.array([[[0.3], [-0.2]]]))
 
-    crossed = Crossed(**{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")})
     mhat, thetahat, qhat, Vhat = np.array([0.003, -0.001]), np.array([0.02, 0.01]), 1e-4, 0.024
-    hats = ta.results.Conjugates(
-        *(jnp.full((2, 1, 1), a) for a in (qhat, Vhat)),
-        jnp.asarray(thetahat[:, None, None]),
-        jnp.asarray(mhat[:, None]),
-    )
     theta, tau = 0.25 * thetahat.sum(), np.array([[1.0, -1.0], [-1.0, 1.0]])
     b2 = mhat @ tau @ mhat + theta**2 + 2 * theta * mhat @ [0.3, -0.2]
-    np.testing.assert_allclose(prior(crossed, hats), 0.5 * (0.5 * qhat + b2) / (0.01 + 0.5 * Vhat), rtol=1e-12)
+    value = prior(Crossed(**vars(model)), hats_of(qhat, Vhat, thetahat, mhat))
+    np.testing.assert_allclose(value, 0.5 * (0.5 * qhat + b2) / (0.01 + 0.5 * Vhat), rtol=1e-12)
 
 
 def test_two_point_spectrum_averages_over_its_atoms(model):
     class TwoPoints(ta.DotProduct):
         def law(self):
-            base = super().law()
-            rep = lambda a: jnp.repeat(a, 2, 0)  # noqa: E731
-            gamma = rep(base.gamma) * jnp.array([[0.3], [1.3]])
-            return ta.SpectralLaw(jnp.array([0.3, 0.7]), gamma, rep(base.tau), rep(base.pi), rep(base.cross))
+            twice = jax.tree.map(lambda a: jnp.repeat(a, 2, 0), super().law())
+            gamma = twice.gamma * jnp.array([[0.3], [1.3]])
+            return ta.SpectralLaw(jnp.array([0.3, 0.7]), gamma, twice.tau, twice.pi, twice.cross)
 
-    two_points = TwoPoints(
-        **{k: getattr(model, k) for k in ("omega", "sigma", "lam", "mixing", "encodings", "teacher")}
-    )
-    hats = ta.results.Conjugates(*(jnp.asarray(v) for v in (
-        np.full((2, 1, 1), 1e-4), np.full((2, 1, 1), 0.02), np.full((2, 1, 1), 0.01), np.array([[0.003], [-0.001]])
-    )))  # fmt: skip
-    expected = 0.0
+    two_points, expected = TwoPoints(**vars(model)), 0.0
     for share, g in ((0.3, 0.075), (0.7, 0.325)):
         b2 = (0.003 + 0.001) ** 2 + (g * 0.02) ** 2
         expected += share * 0.5 * (g * 2e-4 + b2) / (0.01 + g * 0.04)
-    np.testing.assert_allclose(prior(two_points, hats), expected, rtol=1e-12)
+    value = prior(two_points, hats_of(1e-4, 0.02, 0.01, [0.003, -0.001]))
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
     np.testing.assert_allclose(two_points.rho, np.full((2, 1, 1), 0.25), rtol=1e-12)
     np.testing.assert_allclose(two_points.trace, 0.25, rtol=1e-12)

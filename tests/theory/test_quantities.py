@@ -33,24 +33,18 @@ def test_means_bars_and_derivatives(model, rates):
     assert quantity.status == Status.converged and quantity.ok
 
 
-def test_a_replicate_without_the_number_does_not_count(model, rates):
-    values = VALUES.at[1].set(jnp.nan)
-    lacking = jax.tree.map(lambda a: a.at[1].set(jnp.nan), rates)
+def test_what_is_missing(model, rates):
+    """A replicate without the number does not count; what does not exist is NaN in every number."""
+    values, lacking = VALUES.at[1].set(jnp.nan), jax.tree.map(lambda a: a.at[1].set(jnp.nan), rates)
     quantity = Quantity.of(values, lacking, model)
     assert float(quantity.value) == pytest.approx(1.05) and quantity.stderr == error_bar(values)
     assert float(quantity.sensitivities.lam) == 1.0 and quantity.by_alpha is None
-
-
-def test_what_does_not_exist_is_nan_in_every_number(model, rates):
-    quantity = Quantity.of(VALUES, rates, model, status=Status.absent, known=False)
-    assert not quantity.ok
-    assert all(np.all(np.isnan(a)) for a in jax.tree.leaves(quantity) if a.dtype.kind == "f")
-
-
-def test_without_derivatives(model):
-    quantity = Quantity.of(VALUES)
-    assert quantity.sensitivities is None and quantity.sensitivity_rows(lambda m: {}) == []
-    assert quantity.derivatives() == {"sensitivities": None, "sensitivities_stderr": None}
+    absent = Quantity.of(VALUES, rates, model, status=Status.absent, known=False)
+    assert not absent.ok
+    assert all(np.all(np.isnan(a)) for a in jax.tree.leaves(absent) if a.dtype.kind == "f")
+    plain = Quantity.of(VALUES)
+    assert plain.sensitivities is None and plain.sensitivity_rows(lambda m: {}) == []
+    assert plain.derivatives() == {"sensitivities": None, "sensitivities_stderr": None}
 
 
 def test_derivatives_by_name(model, rates):

@@ -94,19 +94,8 @@ def test_statuses():
         if verdict is not True:
             numbers = [f"{float(getattr(model, name)):.4g}" for name in ("omega", "sigma", "lam")]
             sizes = [f"{float(jnp.abs(a).mean()):.3g}" for a in jax.tree.leaves(point.overlaps)]
-            share = float(point.diagnostics.unresolved)
-            print(
-                k,
-                status.name,
-                verdict,
-                branch,
-                f"{float(alpha):.4g}",
-                *numbers,
-                "|",
-                *sizes,
-                f"{share:.2g}",
-                flush=True,
-            )
+            share = f"{float(point.diagnostics.unresolved):.2g}"
+            print(k, status.name, verdict, branch, f"{float(alpha):.4g}", *numbers, "|", *sizes, share, flush=True)
     for status, rows in sorted(table.items()):
         seconds, rights = zip(*rows, strict=True)
         print(f"{status.name:12s} {len(rows):4d} {np.median(seconds):6.2f} s  right {sum(r is True for r in rights)}")

@@ -19,13 +19,8 @@ from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
-DRAWN = settings(
-    max_examples=5,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],  # shrinking takes long
-)
+# Shrinking takes long.
+DRAWN = settings(max_examples=5, derandomize=True, deadline=None, database=None, phases=[Phase.generate])
 TIGHT = ta.Settings(tol=1e-9)
 BRANCHES = st.sampled_from(["semantic", "positional"])
 SETTINGS = st.fixed_dictionaries(
@@ -89,13 +84,8 @@ def test_units(numbers, alpha, branch, c):
     fields. All errors are then c^2 times as large, and so is the ridge term if lam is c^4 times as large.
     """
     point = solved(ta.DotProduct(**numbers), alpha, branch, lines())
-    scaled = ta.DotProduct(
-        omega=numbers["omega"],
-        sigma=c * numbers["sigma"],
-        lam=c**4 * numbers["lam"],
-        encodings=[[c], [-c]],
-        teacher=c**-2,
-    )
+    omega, sigma, lam = numbers.values()
+    scaled = ta.DotProduct(omega, c * sigma, c**4 * lam, encodings=[[c], [-c]], teacher=c**-2)
     x = point.overlaps
     other = solved(scaled, alpha, branch, lines(), start=ta.Overlaps(x.q, x.V / c**2, x.theta, x.m))
     losses = dict.fromkeys(("train_loss", "gen_error", "gen_error_linear", "train_loss_by_alpha"), c**2)
@@ -106,10 +96,8 @@ def test_units(numbers, alpha, branch, c):
 @given(SETTINGS, ALPHAS, BRANCHES)
 def test_the_sign_of_the_encodings(numbers, alpha, branch):
     """The theory knows the inner products of the encodings alone."""
-    first, second = (
-        solved(ta.DotProduct(**numbers, encodings=p), alpha, branch, lines())
-        for p in ([[1.0], [-1.0]], [[-1.0], [1.0]])
-    )
+    models = [ta.DotProduct(**numbers, encodings=[[p], [-p]]) for p in (1.0, -1.0)]
+    first, second = (solved(model, alpha, branch, lines()) for model in models)
     assert_states(second, first, rtol=0)
 
 
@@ -156,9 +144,8 @@ def test_tokens_in_another_order(order, omega):
     rule = ta.Sobol(2**7, replicates=2).rule(layer(straight))
 
     def permuted(nodes):
-        return dataclasses.replace(
-            nodes, student=nodes.student[..., order, :, :], teacher=nodes.teacher[..., order, :, :]
-        )
+        student, teacher = (a[..., order, :, :] for a in (nodes.student, nodes.teacher))
+        return dataclasses.replace(nodes, student=student, teacher=teacher)
 
     point = solved(layer(straight), 3.0, "positional", rule)
     x = point.overlaps
@@ -188,7 +175,6 @@ def test_nodes_and_replicates_in_another_order(nodes_order, replicates_order, br
 @settings(DRAWN, max_examples=3)
 @given(st.floats(0.3, 1.3))
 def test_rotated_columns(angle):
-    """Rotated columns of a start are rotated columns of its state, with equal losses, within the error bars."""
     model = ta.DotProduct(rank=2)
     rule = ta.Sobol(2**10, replicates=4).rule(model)
     point = ta.solve(model, 2.0, "semantic", rule)
@@ -197,10 +183,10 @@ def test_rotated_columns(angle):
     turned = ta.Overlaps(O.T @ x.q @ O, O.T @ x.V @ O, O.T @ x.theta, x.m @ O)
     other = ta.solve(model, 2.0, "semantic", rule, start=turned)
     assert point.ok and other.ok and abs(other.overlaps.theta[0, 1, 0]) > 0.03
-    pairs = [(point.train_loss, other.train_loss, point.stderr.train_loss, other.stderr.train_loss)]
-    pairs += [(point.gen_error, other.gen_error, point.stderr.gen_error, other.stderr.gen_error)]
-    pairs += [(turned.q, other.overlaps.q, point.stderr.overlaps.q.max(), other.stderr.overlaps.q.max())]
-    for expected, value, *bars in pairs:
+    values = [(turned.q, other.overlaps.q, *(s.stderr.overlaps.q.max() for s in (point, other)))]
+    for name in ("train_loss", "gen_error"):
+        values.append([getattr(s, name) for s in (point, other, point.stderr, other.stderr)])
+    for expected, value, *bars in values:
         assert np.all(abs(value - expected) < 4 * np.hypot(*bars)) and np.hypot(*bars) < 0.02 * np.max(expected)
 
 
@@ -211,15 +197,19 @@ STATUSES = st.lists(st.sampled_from([int(s) for s in Status]), min_size=4, max_s
 @given(STATUSES, st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=4), st.integers(0, 3))
 def test_what_replicates_say_together(status, scatter, lost):
     """The status is the worst one, means and error bars are those of the replicates with a state, and NaN stay away."""
-    point = made.fixed_point(scatter=scatter, status=status, jump_mass=[1.0, 2.0, 4.0, 8.0])
+    residual, masses = np.array([1e-6, 1e-3, 1e-4, 1e-5]), np.array([1.0, 2.0, 4.0, 8.0])
+    point = made.fixed_point(scatter=scatter, status=status, jump_mass=masses, residual=residual)
     assert int(point.status) == max(status) and bool(point.ok) == (max(status) <= Status.stalled)
-    usable = np.array([s <= Status.max_steps for s in status])  # their residual is zero
+    assert float(point.residual) == 1e-3
+    usable = np.array([s <= Status.max_steps for s in status])  # their residuals are small
     assert bool(point.exists) == (usable.sum() >= 2)
     counted = usable if usable.any() else np.ones(4, bool)
     values = np.asarray(point.replicates.train_loss)[counted]
     np.testing.assert_allclose(point.train_loss, values.mean())
     np.testing.assert_allclose(point.stderr.train_loss, ta.error_bar(values), rtol=1e-9)
-    np.testing.assert_allclose(point.diagnostics.jump_mass, np.array([1.0, 2.0, 4.0, 8.0])[counted].mean())
+    mass, bar = masses[counted].mean(), ta.error_bar(masses[counted])
+    np.testing.assert_allclose([point.diagnostics.jump_mass, point.stderr.diagnostics.jump_mass], [mass, bar])
+    assert bool(point.jumps) == (mass > 3 * bar if np.isfinite(bar) else True)
     if usable.any() and not usable[lost]:
         broken = eqx.tree_at(
             lambda p: [p.replicates.train_loss, *(getattr(p.replicates.diagnostics, k) for k in DIAGNOSTICS)],
