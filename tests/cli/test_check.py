@@ -1,5 +1,7 @@
 """`tiedattn --check`: known numbers pass, other numbers fail, and both are told."""
 
+from operator import attrgetter
+
 import equinox as eqx
 import jax
 import made
@@ -16,40 +18,35 @@ from tiedattn_jax.cli.main import main
 def solved(monkeypatch):
     """Replace the solve by a state made by hand, which tests may change; record the calls."""
     calls, state = [], [made.fixed_point(CASES[0])]
-
-    def solve(*arguments):
-        calls.append(arguments[1:])
-        return state[0]
-
-    monkeypatch.setattr(check, "solve", solve)
+    monkeypatch.setattr(check, "solve", lambda *arguments: calls.append(arguments[1:]) or state[0])
     return state, calls
 
 
 def run(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--check"])
-    return stop.value.code, capsys.readouterr().out
+    return stop.value.code, *capsys.readouterr()
 
 
 def test_known_numbers_pass(solved, capsys):
-    code, text = run(capsys)
+    assert {name: getattr(CASES[0], name) for name in check.KNOWN} == check.KNOWN and CASES[0].alpha == 2.0
+    code, text, _ = run(capsys)
     assert code == 0 and solved[1] == [(2.0, "semantic")] * 2
-    assert "agree with the known ones" in text and "float64" in text and f"tiedattn_jax {VERSION}" in text
-    assert "first call" in text and "second call" in text and "cores of the host" in text
+    for words in ("agree with the known ones", "float64", f"tiedattn_jax {VERSION}", "first call", "second call",
+                  "cores of the host"):  # fmt: skip
+        assert words in text
 
 
 @pytest.mark.parametrize("name", ["train_loss", "overlaps.theta", "overlaps.q", "overlaps.V"])
 def test_other_numbers_fail(name, solved, capsys):
-    part, _, entry = name.rpartition(".")
-    get = lambda p: getattr(getattr(p.replicates, part) if part else p.replicates, entry)  # noqa: E731
+    get = attrgetter(f"replicates.{name}")
     solved[0][0] = eqx.tree_at(get, solved[0][0], 1.001 * get(solved[0][0]))
-    code, text = run(capsys)
+    code, text, _ = run(capsys)
     assert code == 1 and "WRONG" in text and "1e-03" in text
 
 
 def test_a_state_that_failed_fails(solved, capsys):
-    state = solved[0][0]
-    solved[0][0] = eqx.tree_at(lambda p: p.replicates.status, state, state.replicates.status + int(ta.Status.max_steps))
+    solved[0][0] = made.fixed_point(CASES[0], status=[int(ta.Status.max_steps)] * 4)
     assert run(capsys)[0] == 1
 
 
@@ -58,11 +55,5 @@ def test_a_machine_without_the_device_says_so(monkeypatch, capsys):
         raise AssertionError
 
     monkeypatch.setattr(jax, "devices", missing)
-    with pytest.raises(SystemExit) as stop:
-        main(["--check"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith("tiedattn: JAX must find a device, got 'AssertionError'")
-
-
-def test_known_numbers_are_those_of_the_cases():
-    assert {name: getattr(CASES[0], name) for name in check.KNOWN} == check.KNOWN and CASES[0].alpha == 2.0
+    code, _, err = run(capsys)
+    assert code == 2 and err.startswith("tiedattn: JAX must find a device, got 'AssertionError'")

@@ -44,9 +44,11 @@ def test_files_json_and_resume(capsys, tmp_path):
 def test_other_axes(capsys, monkeypatch):
     arguments = {}
 
-    def spy(model, x, y, **options):
+    def spy(model, x, y, *, progress, **options):
         arguments.clear()
         arguments.update(options, x=x, y=y, model=model)
+        if progress is not None:
+            progress(3, 10)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "phase_diagram", spy)
@@ -56,28 +58,20 @@ def test_other_axes(capsys, monkeypatch):
     assert arguments["x"].name == "sigma" and arguments["y"].name == "lam" and arguments["alpha"] == 1.5
     np.testing.assert_allclose(arguments["y"].values, [0.01, 0.02])
     assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
-    with pytest.raises(SystemExit):
-        main([*words, "--optimal"])
-    assert "--optimal: must be left out where alpha is not an axis" in capsys.readouterr().err
     assert main(words) == 130
     assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
     assert main(["diagram", "--nodes", "1024"]) == 130
     assert arguments["x"].name == "alpha" and "alpha" not in arguments
     np.testing.assert_allclose(arguments["x"].values, np.linspace(0.1, 2, 25))
     np.testing.assert_allclose(arguments["y"].values, np.linspace(0.02, 0.5, 25))
-    with pytest.raises(SystemExit):
-        main(["diagram", "--alpha", "1", "--nodes", "1024"])
-    assert "--alpha: must be left out where alpha is an axis" in capsys.readouterr().err
-
-
-def test_progress(capsys, monkeypatch):
+    for refused, message in (
+        ([*words, "--optimal"], "--optimal: must be left out where alpha is not an axis"),
+        (["diagram", "--alpha", "1", "--nodes", "1024"], "--alpha: must be left out where alpha is an axis"),
+    ):
+        with pytest.raises(SystemExit):
+            main(refused)
+        assert message in capsys.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-
-    def spy(model, x, y, *, progress, **options):
-        progress(3, 10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "phase_diagram", spy)
     assert main(["diagram"]) == 130 and "3/10" in capsys.readouterr().err
     assert main(["diagram", "--json"]) == 130
     assert capsys.readouterr().err == "tiedattn: interrupted, nothing was written\n"

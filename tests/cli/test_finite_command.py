@@ -62,17 +62,15 @@ def test_what_is_asked_for(capsys, monkeypatch):
     assert main("gamp --d 60 --alpha 3 --init positional --seed 5 --instances 2 --json".split()) == 0
     (_, data, init), options = calls["gamp"]
     assert (data, init, options["steps"], options["tol"], options["key"]) == ("data", "positional", 1000, 1e-10, "key")
-    d, alpha, keys, size = calls["instances"]
-    assert (d, alpha) == (60, 3.0) and size == default_recipe(ta.DotProduct(), SIZES["instances"]).rule(
-        ta.DotProduct()
-    ).size
+    model, (d, alpha, keys, size) = ta.DotProduct(), calls["instances"]
+    assert (d, alpha) == (60, 3.0) and size == default_recipe(model, SIZES["instances"]).rule(model).size
     assert np.array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.split(jax.random.key(5), 2)))
     calls["theory_status"] = np.array([0, 0, Status.absent])
     assert main("train --optimizer adam --steps 7 --json".split()) == 1  # one instance has no theory
     (_, data, init), options = calls["train"]
     assert (init, options["optimizer"], options["steps"]) == ("semantic", "adam", 7)
     d, alpha, _, size = calls["instances"]
-    assert (d, alpha) == (1000, 2.0) and size == default_recipe(ta.DotProduct()).rule(ta.DotProduct()).size
+    assert (d, alpha) == (1000, 2.0) and size == default_recipe(model).rule(model).size
     main(["train", "--json"])
     assert calls["train"][1]["optimizer"] == "lbfgs" and calls["train"][1]["steps"] == 2000
     main(["train", "--l1", ".01", "--json"])  # L-BFGS supports no penalty

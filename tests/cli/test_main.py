@@ -25,38 +25,33 @@ def failed(capsys, *arguments):
     return err
 
 
-def test_an_error_is_told_by_its_argument(capsys, monkeypatch):
-    def refuse(problem):
+@pytest.fixture
+def refuse(monkeypatch):
+    """Let the subcommand `solve` raise an exception when it makes its model."""
+
+    def replace(problem):
         def model_of(args):
             raise problem
 
         monkeypatch.setattr(theory, "model_of", model_of)
 
-    refuse(InputError("omega", "must not be named sigma"))
-    assert failed(capsys, "solve") == "tiedattn: argument --omega: must not be named sigma\n"
-    for name in ("penalty", "run", "command"):  # these are not options
-        refuse(InputError(name, "must be another one"))
-        assert failed(capsys, "solve") == f"tiedattn: {name} must be another one\n"
-    refuse(InputError("omega", "must be less, got omega=0.5"))
-    assert failed(capsys, "solve") == "tiedattn: argument --omega: must be less, got 0.5\n"
+    return replace
 
 
-def test_a_defect_is_raised(monkeypatch):
-    def broken(args):
-        raise ValueError("shapes differ")
-
-    monkeypatch.setattr(theory, "model_of", broken)
-    with pytest.raises(ValueError, match="shapes differ"):
+def test_an_error_is_told_by_its_argument(capsys, refuse):
+    for argument, text, told in (
+        ("omega", "must not be named sigma", "argument --omega: must not be named sigma"),
+        ("omega", "must be less, got omega=0.5", "argument --omega: must be less, got 0.5"),
+        *((name, "must be another one", f"{name} must be another one") for name in ("penalty", "run", "command")),
+    ):  # the last ones are no options
+        refuse(InputError(argument, text))
+        assert failed(capsys, "solve") == f"tiedattn: {told}\n"
+    for problem in (MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: out of memory\nin lines")):
+        refuse(problem)
+        assert "the memory is not enough, ask for less" in failed(capsys, "solve")
+    refuse(ValueError("shapes differ"))
+    with pytest.raises(ValueError, match="shapes differ"):  # a defect is raised
         main(["solve"])
-
-
-@pytest.mark.parametrize("problem", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: out of memory\nin lines")])
-def test_too_little_memory_is_no_defect(capsys, monkeypatch, problem):
-    def exhausted(args):
-        raise problem
-
-    monkeypatch.setattr(theory, "model_of", exhausted)
-    assert "the memory is not enough, ask for less" in failed(capsys, "solve")
 
 
 def replace_solve(monkeypatch, run):
@@ -101,45 +96,34 @@ def test_a_reader_that_has_seen_enough(report, monkeypatch, tmp_path):
         assert os.path.samestat(os.fstat(pipe.fileno()), os.stat(os.devnull))
 
 
-def test_the_averages_that_were_used_are_told(capsys, monkeypatch, report, lines):
-    replace_solve(monkeypatch, lambda args: report._replace(nodes=lines))
-    assert main(["solve", "--json", "--nodes", "4096"]) == 0
-    assert json.loads(capsys.readouterr().out)["nodes"] == {"rule": "LineNodes", "size": 6300, "replicates": 4}
-    assert main(["solve"]) == 0
-    assert capsys.readouterr().out == "in words\naverages: 6300 nodes in each of 4 replicates (LineNodes)\n"
-
-
-def test_the_layer_is_told(capsys, report):
-    assert main(["solve", "--layer", "relu_attention", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layer"] == "relu_attention"
-    assert main(["solve", "--layer", "relu_attention"]) == 0
-    assert capsys.readouterr().out == "in words\nlayer: relu_attention\n"
+def test_the_averages_and_the_layer_are_told(capsys, monkeypatch, report, lines):
+    layer = "--layer relu_attention".split()
     words = "--rank 3 --teacher 2 --layer untied_dot_product --tied-teacher".split()
-    assert main(["solve", *words, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["rank"], printed["teacher"], printed["tied_teacher"]) == (3, 2.0, True)
-    assert main(["solve", *words]) == 0
-    assert capsys.readouterr().out.endswith("product\nrank: 3\nteacher: 2.0\ntied teacher: True\n")
+    averages = {"rule": "LineNodes", "size": 6300, "replicates": 4}
+    for arguments, rule, numbers, text in (
+        (layer, None, {"layer": "relu_attention"}, "in words\nlayer: relu_attention\n"),
+        (words, None, {"rank": 3, "teacher": 2.0, "tied_teacher": True},
+         "in words\nlayer: untied_dot_product\nrank: 3\nteacher: 2.0\ntied teacher: True\n"),
+        ([], lines, {"nodes": averages}, "in words\naverages: 6300 nodes in each of 4 replicates (LineNodes)\n"),
+    ):  # fmt: skip
+        replace_solve(monkeypatch, lambda args, rule=rule: report._replace(nodes=rule) if rule else report)
+        assert main(["solve", *arguments, "--json"]) == 0
+        assert numbers.items() <= json.loads(capsys.readouterr().out).items()
+        assert main(["solve", *arguments]) == 0 and capsys.readouterr().out == text
 
 
 def test_a_disk_that_is_full(capsys, tmp_path, monkeypatch, report):
-    def exhausted(file):
-        if not (tmp_path / "a.txt").exists():
-            return
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", exhausted)
+    monkeypatch.setattr("tiedattn_jax.base.files.os.fsync", lambda file: full() if (tmp_path / "a.txt").exists() else 0)
     err = failed(capsys, "solve", "--out", str(tmp_path))
     assert f"argument --out: must be a folder that can be written, got '{tmp_path}' (No space left on device)" in err
     assert "free space or use another one, what was finished is there" in err
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
-    replace_solve(monkeypatch, full_disk_elsewhere)
+    replace_solve(monkeypatch, full)
     with pytest.raises(OSError, match="No space left"):  # without --out the full disk holds another file
         main(["solve"])
-
-
-def full_disk_elsewhere(args):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
@@ -152,19 +136,19 @@ def test_interrupt_leaves_nothing(capsys, tmp_path, monkeypatch):
     assert "interrupted, nothing was written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_the_cache_of_programs(capsys, monkeypatch, report, tmp_path, kept):
-    settings, cache = {}, str(tmp_path) if kept else "0"
+def test_the_cache_of_programs(capsys, monkeypatch, report, tmp_path):
+    settings = {}
     monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", settings.__setitem__)
-    monkeypatch.setenv("TIEDATTN_CACHE", cache)
-    assert main(["solve"]) == 0 and settings["jax_enable_x64"] is True
-    assert settings.get("jax_compilation_cache_dir") == (cache if kept else None)
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")
-def test_a_cache_that_others_can_write_to(capsys, monkeypatch, tmp_path):
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o777)
-    monkeypatch.setenv("TIEDATTN_CACHE", str(tmp_path / "shared"))
-    message = "tiedattn: TIEDATTN_CACHE must be a folder to which only you can write, because its programs are executed"
-    assert failed(capsys, "solve").startswith(f"{message}: chmod 700 it or use another, got TIEDATTN_CACHE='{tmp_path}")
+    for cache, folder in (("0", None), (str(tmp_path / "own"), str(tmp_path / "own"))):
+        settings.clear()
+        monkeypatch.setenv("TIEDATTN_CACHE", cache)
+        assert main(["solve"]) == 0 and settings["jax_enable_x64"] is True
+        assert settings.get("jax_compilation_cache_dir") == folder
+    capsys.readouterr()
+    if hasattr(os, "getuid"):  # Windows has other permissions
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "shared").chmod(0o777)
+        monkeypatch.setenv("TIEDATTN_CACHE", str(tmp_path / "shared"))
+        message = "TIEDATTN_CACHE must be a folder to which only you can write, because its programs are executed"
+        text = f"tiedattn: {message}: chmod 700 it or use another, got TIEDATTN_CACHE='{tmp_path}"
+        assert failed(capsys, "solve").startswith(text)

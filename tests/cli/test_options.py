@@ -27,11 +27,8 @@ def stages_stderr(capsys, **settings):
     return err
 
 
-def test_progress_bars_where_nobody_looks(capsys):
-    assert stages_stderr(capsys, json=False) == ""
-
-
 def test_progress_bars(capsys, monkeypatch):
+    assert stages_stderr(capsys, json=False) == ""  # nobody looks
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     err = stages_stderr(capsys, json=False)
     assert err.index("one:  30%") < err.index("3/10") < err.index("three:   0%") < err.index("0/7")
@@ -39,10 +36,6 @@ def test_progress_bars(capsys, monkeypatch):
     assert "?solve/s" in err  # earlier work says nothing about the rate
     assert err.endswith("\r") and "\n" not in err  # a bar replaces the one before, and the last one is wiped away
     assert stages_stderr(capsys, json=True) == ""
-
-
-def test_an_interrupt_wipes_the_bar_away(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(KeyboardInterrupt), options.progress_bars(argparse.Namespace(json=False), "solve") as stage:
         stage("one")(1, 2)
         raise KeyboardInterrupt
@@ -91,13 +84,13 @@ def test_layers(read):
         jax.tree.map(np.testing.assert_array_equal, model, make())
     model = options.model_of(read(*"--layer linear_attention --mixing .9 .1 .2 .8".split()))
     assert isinstance(model, ta.LinearAttention) and model.mixing[0, 0] == 0.9
-
-
-def test_ranks_teachers_and_penalties(read):
-    model = options.model_of(read(*"--rank 2 --teacher 1.5".split()))
-    assert model.shape == (2, 2, 1) and float(model.teacher[0, 0]) == 1.5 and model.penalty is None
     model = options.model_of(read(*"--l1 .02 --lam 0".split()))
     assert (float(model.penalty.strength), float(model.lam)) == (0.02, 0.0)
+
+
+def test_ranks_and_teachers(read):
+    model = options.model_of(read(*"--rank 2 --teacher 1.5".split()))
+    assert model.shape == (2, 2, 1) and float(model.teacher[0, 0]) == 1.5 and model.penalty is None
     untied = "--layer untied_dot_product --rank 2".split()
     assert options.model_of(read(*untied)).shape == (2, 4, 2)
     assert options.model_of(read(*untied, "--tied-teacher")).shape == (2, 4, 1)

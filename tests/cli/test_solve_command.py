@@ -51,14 +51,10 @@ def test_a_branch_without_a_name(capsys, monkeypatch):
     assert branches == [None, "uninformed"]
 
 
-def test_a_failure_prints_its_status(capsys):
-    code, out, _ = run(capsys, "--alpha", "0.03", "--branch", "positional", "--json")
-    assert code == 1
-    assert json.loads(out)["status"] == "absent"
-
-
 def test_summary_is_readable(capsys):
     code, out, _ = run(capsys)
     assert code == 0
     for word in ("semantic branch at alpha = 2", "training loss", "jump mass", "replicon", "linear attention"):
         assert word in out
+    code, out, _ = run(capsys, "--alpha", "0.03", "--branch", "positional", "--json")
+    assert code == 1 and json.loads(out)["status"] == "absent"

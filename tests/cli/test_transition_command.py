@@ -122,7 +122,8 @@ def test_nothing_is_known_of_alpha_l_without_alpha_c(capsys, without_solving):
 
 def test_curves_are_drawn_to_their_ends():
     curve = Table.of_states("semantic", (made.fixed_point(CASES[4]), made.fixed_point(CASES[0])))
-    end = made.end(made.transition(1.25, branches=(made.fixed_point(CASES[2]),)), "instability", "m", "lower")
-    unsolved = made.end(made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),)), "fold", "m", "lower")
-    complete = command._to_its_ends(curve, [end, unsolved])
+    found = made.transition(1.25, branches=(made.fixed_point(CASES[2]),))
+    unsolved = made.transition(0.5, status=2, branches=(made.fixed_point(CASES[3]),))
+    ends = [made.end(a, kind, "m", "lower") for a, kind in ((found, "instability"), (unsolved, "fold"))]
+    complete = command._to_its_ends(curve, ends)
     assert complete.question == "semantic" and complete.alpha.tolist() == [1.0, 1.25, 2.0]
