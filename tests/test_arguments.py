@@ -62,21 +62,11 @@ def weights():
     return jax.random.normal(key(7), (30, 1))
 
 
-LAYER = (
-    dict,
-    {
-        "omega": 0.4,
-        "sigma": 0.6,
-        "lam": 0.02,
-        "mixing": [[0.7, 0.3], [0.2, 0.8]],
-        "encodings": [[1.0], [-0.5]],
-        "teacher": [[2.0]],
-        "rank": 2,
-        "penalty": ta.L1(0.1),
-        "spectrum": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
-        "dtype": "float32",
-    },
-)
+LAYER = (dict, {
+    "omega": 0.4, "sigma": 0.6, "lam": 0.02, "mixing": [[0.7, 0.3], [0.2, 0.8]], "encodings": [[1.0], [-0.5]],
+    "teacher": [[2.0]], "rank": 2, "penalty": ta.L1(0.1), "dtype": "float32",
+    "spectrum": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
+})  # fmt: skip
 ROUGH = ta.Settings(tol=1e-2)
 RULE = {"seed": 5, "replicates": 3, "block": 7}
 DESCENT = {"steps": 3, "rate": 0.03, "tol": 10.0, "key": key(3), "scale": 0.7}
@@ -95,22 +85,15 @@ CHANGES = {
         lambda: {"model": model(), "d": 20, "alpha": 1.0, "key": key(0)},
         {"model": ta.DotProduct(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True, "stored": False},
     ),
-    "realised": (
-        lambda: {"model": model(), "data": data()},
-        {"model": ta.DotProduct(omega=0.6), "data": data(2)},
-    ),
-    "spectral_direction": (
-        lambda: {"model": model(), "data": data(), "key": key(0)},
-        {"data": data(2), "key": key(1)},  # the direction is the same for all omega
+    "realised": (lambda: {"model": model(), "data": data()}, {"model": ta.DotProduct(omega=0.6), "data": data(2)}),
+    "spectral_direction": (  # the direction is the same for all omega
+        lambda: {"model": model(), "data": data(), "key": key(0)}, {"data": data(2), "key": key(1)}
     ),
     "risk": (
         lambda: {"model": model(), "data": data(), "Q": weights()},
-        {"model": ta.DotProduct(lam=0.1), "data": data(2), "Q": 2 * weights()} | {"exact": True},
+        {"model": ta.DotProduct(lam=0.1), "data": data(2), "Q": 2 * weights(), "exact": True},
     ),
-    "linear_baseline": (
-        lambda: {"data": data()},
-        {"data": data(2), "ridge": 0.1, "test": data(2)},
-    ),
+    "linear_baseline": (lambda: {"data": data()}, {"data": data(2), "ridge": 0.1, "test": data(2)}),
     "heldout_error": (
         lambda: {"model": model(), "data": data(), "Q": weights(), "key": key(0), "sentences": 50},
         {"model": ta.DotProduct(omega=0.6), "data": data(2), "Q": 2 * weights()}
@@ -121,14 +104,8 @@ CHANGES = {
         {"model": ta.DotProduct(lam=0.1), "data": data(2), "init": "semantic"}
         | {"optimizer": "adam", "exact": True, "value": 0.3, **DESCENT},
     ),
-    "gamp": (
-        lambda: {
-            "model": model(),
-            "data": data(),
-            "init": "random",
-            "key": key(0),
-            "steps": 12,
-        },  # the first ten take derivatives
+    "gamp": (  # the first ten steps take derivatives
+        lambda: {"model": model(), "data": data(), "init": "random", "key": key(0), "steps": 12},
         {"model": ta.DotProduct(lam=0.1), "data": data(2), "scale": 0.7, **GAMP},
     ),
     "best_ridge": (
@@ -138,8 +115,7 @@ CHANGES = {
     "critical_alpha": (lambda: {"model": model(), "nodes": lines()}, {"settings": ROUGH}),
     "linear_crossing": (lambda: {"model": model(), "nodes": lines()}, {"settings": ROUGH}),
     "find_states": (
-        lambda: {"model": model(), "alpha": 2.0, "nodes": lines(), "count": 4},
-        {"seed": 1, "settings": ROUGH},
+        lambda: {"model": model(), "alpha": 2.0, "nodes": lines(), "count": 4}, {"seed": 1, "settings": ROUGH}
     ),
     "trace_branch": (
         lambda: {"model": model(), "parameter": "alpha", "limits": (1.9, 2.1), "nodes": lines(), "points": 3},
@@ -149,19 +125,12 @@ CHANGES = {
         lambda: {"model": model(), "question": "alpha_c", "sigma": [0.5], "nodes": lines(), "follow": True},
         {"settings": ROUGH},
     ),
-    "threshold": (
-        lambda: {"model": model(), "name": "encodings separate"},
-        {"nodes": ta.Sobol(2**8)},
-    ),
-    "sgd": (
-        lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0},
-        {"steps": 4},
-    ),
+    "threshold": (lambda: {"model": model(), "name": "encodings separate"}, {"nodes": ta.Sobol(2**8)}),
+    "sgd": (lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0}, {"steps": 4}),
     "posterior_mean": (
-        lambda: {"model": model(), "data": data(), "key": key(0), "steps": 3},
-        {"init": "teacher", "tol": 10.0},
+        lambda: {"model": model(), "data": data(), "key": key(0), "steps": 3}, {"init": "teacher", "tol": 10.0}
     ),
-}
+}  # fmt: skip
 
 # Arguments that no test gives to the public function. Some tests give them to what is behind it.
 WITHOUT = {

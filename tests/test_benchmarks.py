@@ -69,27 +69,20 @@ def measured(benchmark="stub", case="one", size=2, **numbers):
 # One measurement
 
 
-def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(clock):
-    fn = clock(10.0, 1.0, 9.0, 2.0, 4.0, 3.0).fn
-    slower = measured(case="slow", seconds=6.0)
-    m = suite.measure(
-        "stub", "one", 7, fn, 1, 2, repeat=5, unit="step", units=2, error=lambda v: v / 6, against=[slower]
-    )
+def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(clock, monkeypatch):
+    fn, slower, waited = clock(10.0, 1.0, 9.0, 2.0, 4.0, 3.0).fn, measured(case="slow", seconds=6.0), []
+    options = {"repeat": 5, "unit": "step", "units": 2, "error": lambda v: v / 6, "against": [slower]}
+    m = suite.measure("stub", "one", 7, fn, 1, 2, **options)
     assert (m.benchmark, m.case, m.size, m.unit, m.repeat) == ("stub", "one", 7, "step", 5)
     assert (m.compile, m.seconds, m.lower, m.upper) == (10.0 - 3.0, 1.5, 1.0, 2.0)
     assert m.error == 0.5 and m.ratios == {"slow": 4.0} and m.load >= 0
-
-
-def test_what_is_not_compiled_is_measured_from_its_first_call(clock):
+    # What is not compiled is measured from its first call.
     m = suite.measure("stub", "one", 1, clock(8.0).fn, 4, repeat=1, compiled=False, units=lambda result: result)
     assert (m.compile, m.seconds, m.lower, m.upper) == (None, 2.0, 2.0, 2.0)
-
-
-def test_a_time_ends_when_the_arrays_are_there(monkeypatch):
-    waited = []
+    # A time ends when the arrays are there.
     monkeypatch.setattr(suite.jax, "block_until_ready", lambda result: waited.append(result) or result)
-    suite.measure("stub", "one", 1, lambda: "result", repeat=3)
-    assert waited == ["result"] * 4
+    suite.measure("stub", "one", 1, clock(*[1.0] * 4).fn, repeat=3)
+    assert len(waited) == 4
 
 
 # The file, the table, the pictures
@@ -99,21 +92,15 @@ def test_file_of_a_machine_and_a_date(tmp_path):
     machine = suite.about()
     assert {"date", "cpu", "cores", "device", "devices"} <= set(machine)
     assert {"jax", "jaxlib", "numpy", "python", "tiedattn_jax"} <= set(machine["versions"])
-    path = suite.path_in(
-        tmp_path, machine | {"date": "2026-01-31", "cpu": "Some CPU (R) 7", "device": "cpu", "cores": 3}
-    )
+    some = machine | {"date": "2026-01-31", "cpu": "Some CPU (R) 7", "device": "cpu", "cores": 3}
+    path = suite.path_in(tmp_path, some)
     assert path == tmp_path / "2026-01-31-some-cpu-r-7-3-cores.json"
     assert "fast-gpu" in suite.path_in(tmp_path, machine | {"device": "Fast GPU"}).name
     first = [measured(error=0.1, ratios={"slow": 2.0}), measured("other", compile=None)]
-    assert suite.write(path, machine, first) == first and suite.read(path) == (machine, first)
-    replacement = [measured(seconds=9.0)]
-    assert suite.write(path, machine, replacement) == [first[1], *replacement]  # a benchmark is replaced, others stay
-    assert suite.read(path) == (machine, [first[1], *replacement])
-    other_machine = machine | {"devices": 64}
-    assert suite.write(path, other_machine, replacement) == replacement and suite.read(path) == (
-        other_machine,
-        replacement,
-    )
+    second, other_machine = [measured(seconds=9.0)], machine | {"devices": 64}
+    both = [first[1], *second]  # a benchmark is replaced, others stay
+    for about, rows, kept in ((machine, first, first), (machine, second, both), (other_machine, second, second)):
+        assert suite.write(path, about, rows) == kept and suite.read(path) == (about, kept)
 
 
 def test_a_line_of_the_table_says_all():
@@ -168,27 +155,19 @@ def test_command(stub, tmp_path, capsys):
     assert printed[-3:] == [str(path), *sorted(map(str, tmp_path.glob("*.png")))]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["stub", "unknown"], f"benchmark must be one of {', '.join(BENCHMARKS)}"),
-        (["stub", "--repeat", "0"], "repeat must be an integer of at least 1"),
-        (["stub", "--sizes", "0"], "sizes must be an integer of at least 1"),
-        (["stub", "train", "--sizes", "30"], "sizes must be for one benchmark"),
-        (["--sizes", "30"], "sizes must be for one benchmark"),
-    ],
-)
-def test_bad_input(arguments, message, stub, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main([*arguments, "--out", str(tmp_path)])
-    assert stop.value.code == 2 and message in capsys.readouterr().err and not stub
+def test_bad_input(stub, tmp_path, capsys):
+    for arguments, message in (
+        ("stub unknown", f"benchmark must be one of {', '.join(BENCHMARKS)}"),
+        ("stub --repeat 0", "repeat must be an integer of at least 1"),
+        ("stub --sizes 0", "sizes must be an integer of at least 1"),
+        ("stub train --sizes 30", "sizes must be for one benchmark"), ("--sizes 30", "sizes must be for one benchmark"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stop:
+            command.main([*arguments.split(), "--out", str(tmp_path)])
+        assert stop.value.code == 2 and message in capsys.readouterr().err and not stub
 
 
 # Benchmarks and comparators
-
-
-def test_every_benchmark_is_measured_somewhere():
-    assert set(TINY) == set(BENCHMARKS)
 
 
 @pytest.mark.slow
@@ -203,6 +182,7 @@ def test_benchmark(name):
 
 
 def test_error_of_the_worst_order_parameter():
+    assert set(TINY) == set(BENCHMARKS)  # every benchmark is measured somewhere
     q, V, theta, m = (k + np.array([[0.0], [0.5]]) * np.ones(2) for k in range(1, 5))  # axes: replicate, token
     x = ta.Overlaps(*(a[..., None, None] for a in (q, V, theta)), m[..., None])
     for branch, last in (("semantic", 2), ("positional", 3)):
@@ -213,25 +193,18 @@ def test_error_of_the_worst_order_parameter():
 
 def test_invariants_do_not_see_a_rotation():
     """Invariants do not change if two columns of weights are rotated; their means over tokens equal closed forms."""
-    rng = np.random.default_rng(0)
+    rng, losses = np.random.default_rng(0), np.arange(3.0)
     q, V = (a @ np.swapaxes(a, -1, -2) for a in rng.standard_normal((2, 3, 2, 2, 2)))
-    theta, m, rotation = (
-        rng.standard_normal((3, 2, 2, 1)),
-        rng.standard_normal((3, 2, 2)),
-        np.linalg.qr(rng.standard_normal((2, 2)))[0],
-    )
+    theta, m, O = (rng.standard_normal(shape) for shape in ((3, 2, 2, 1), (3, 2, 2), (2, 2)))
+    O = np.linalg.qr(O)[0]
 
-    def invariants_of(q, V, theta):
-        return invariants(
-            Namespace(replicates=Namespace(overlaps=ta.Overlaps(q, V, theta, m), train_loss=np.arange(3.0)))
-        )
+    def invariants_of(*matrices):
+        return invariants(Namespace(replicates=Namespace(overlaps=ta.Overlaps(*matrices, m), train_loss=losses)))
 
     values = invariants_of(q, V, theta)
-    np.testing.assert_allclose(
-        invariants_of(rotation @ q @ rotation.T, rotation @ V @ rotation.T, rotation @ theta), values, rtol=1e-12
-    )
-    np.testing.assert_allclose(values[:, 0], 0.5 * (q[:, 0, 0, 0] + q[:, 0, 1, 1] + q[:, 1, 0, 0] + q[:, 1, 1, 1]))
-    np.testing.assert_allclose(values[:, 2:], np.stack([np.sum(theta**2, (1, 2, 3)), np.arange(3.0)], 1))
+    np.testing.assert_allclose(invariants_of(O @ q @ O.T, O @ V @ O.T, O @ theta), values, rtol=1e-12)
+    np.testing.assert_allclose(values[:, 0], 0.5 * np.trace(q, axis1=2, axis2=3).sum(1))
+    np.testing.assert_allclose(values[:, 2:], np.stack([np.sum(theta**2, (1, 2, 3)), losses], 1))
 
 
 def test_numpy_monte_carlo_finds_the_lowest_minimum():
@@ -292,9 +265,8 @@ def test_two_steps_where_every_sample_chooses_a_sign():
     The energy with two steps is -.7636 (Parisi, J. Phys. A 13, L115, 1980).
     """
     alphas = np.array([[1e-4], [1e-5]])
-    at_larger, at_smaller = (
-        4 * np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]]) / alphas - 1
-    ) / alphas**0.5
+    losses = np.array([further_steps.signs(alpha, 2) for alpha in alphas[:, 0]])
+    at_larger, at_smaller = (4 * losses / alphas - 1) / alphas**0.5
     limit = at_smaller + (at_smaller - at_larger) / (10**0.5 - 1)  # corrections are of order alpha^{1/2}
     np.testing.assert_allclose(limit, [-((2 / np.pi) ** 0.5), -0.7652, -0.7636], atol=1e-4)
     rs, one_step, two_steps = further_steps.signs(0.01, 2)
@@ -309,27 +281,26 @@ def test_two_steps_where_every_sample_chooses_a_sign():
 def test_operations_are_counted_as_they_are_taken():
     x = jnp.linspace(0.1, 1.0, 10)
     simple, division, transcendental = (("simple", 64), ("division", 64), ("transcendental", 64))
-    assert operations(lambda x: 2 * x + 1, x) == {simple: 20}
-    assert operations(lambda x: jnp.exp(x) / jnp.sqrt(x), x) == {transcendental: 10, division: 20}
-    assert operations(lambda x: x.astype(jnp.float32) ** 3, x) == {("simple", 32): 20}
-    assert operations(lambda a, b: a @ b, jnp.ones((3, 4)), jnp.ones((4, 5))) == {simple: 2 * 3 * 4 * 5}
-    assert operations(lambda x: jnp.sum(x[:4].reshape(2, 2), 0), x) == {simple: 4}  # moving data is no operation
-    # Loops count by their rounds, branches by the one that is taken.
-    assert operations(lambda x: lax.fori_loop(0, 5, lambda k, x: x + 1, x), x) == {simple: 50}
-    assert operations(lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), 1.0) == {simple: 3 + 2}
-    assert operations(lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), x) == {simple: 1 + 10}
 
-    # A scan in reverse reads the first row last, and returns it.
-    def last(x):
+    def last(x):  # a scan in reverse reads the first row last, and returns it
         return lax.scan(lambda carry, row: (row, row), 0 * x[0], x, reverse=True)[0]
 
-    assert operations(lambda x: lax.while_loop(lambda c: c < 1, lambda c: c + 1, last(x)), x) == {simple: 1 + 2 + 1}
-
-
-def test_the_limit_is_that_of_operations_or_of_bytes():
-    counts, rates = Counter({("simple", 64): 30, ("division", 64): 4}), {("simple", 64): 10.0, ("division", 64): 2.0}
-    assert roofline.limit(counts, 8, rates, 4.0) == 30 / 10 + 4 / 2
-    assert roofline.limit(counts, 80, rates, 4.0) == 80 / 4
+    for fn, arguments, expected in (
+        (lambda x: 2 * x + 1, [x], {simple: 20}),
+        (lambda x: jnp.exp(x) / jnp.sqrt(x), [x], {transcendental: 10, division: 20}),
+        (lambda x: x.astype(jnp.float32) ** 3, [x], {("simple", 32): 20}),
+        (lambda a, b: a @ b, [jnp.ones((3, 4)), jnp.ones((4, 5))], {simple: 2 * 3 * 4 * 5}),
+        (lambda x: jnp.sum(x[:4].reshape(2, 2), 0), [x], {simple: 4}),  # moving data is no operation
+        # Loops count by their rounds, branches by the one that is taken.
+        (lambda x: lax.fori_loop(0, 5, lambda k, x: x + 1, x), [x], {simple: 50}),
+        (lambda x: lax.while_loop(lambda x: x < 4, lambda x: 2 * x, x), [1.0], {simple: 3 + 2}),
+        (lambda x: lax.cond(x[0] > 1, jnp.exp, lambda x: -x, x), [x], {simple: 1 + 10}),
+        (lambda x: lax.while_loop(lambda c: c < 1, lambda c: c + 1, last(x)), [x], {simple: 1 + 2 + 1}),
+    ):
+        assert operations(fn, *arguments) == expected
+    counts, rates = Counter({simple: 30, division: 4}), {simple: 10.0, division: 2.0}
+    assert roofline.limit(counts, 8, rates, 4.0) == 30 / 10 + 4 / 2  # the limit is that of operations
+    assert roofline.limit(counts, 80, rates, 4.0) == 80 / 4  # or of bytes
 
 
 def test_float32_is_held_against_float64():
@@ -347,13 +318,10 @@ def test_float32_is_held_against_float64():
 def test_minima_of_an_instance(solved, nodes):
     """The lowest minimum on the branch counts; minima off the branch and copies of one minimum do not."""
     rs = solved(2.0, "positional")
-    loss, q = float(rs.train_loss), float(rs.q)
 
     def ends(*losses, on_branch=True):
-        scaled = jnp.asarray(losses) * loss
-        return minima.Minima(
-            scaled, scaled, 0 * scaled + 1.1 * q, 0 * scaled + abs(rs.m), scaled > 0 if on_branch else scaled < 0
-        )
+        a = jnp.asarray(losses) * float(rs.train_loss)
+        return minima.Minima(a, a, 0 * a + 1.1 * float(rs.q), 0 * a + abs(rs.m), a > 0 if on_branch else a < 0)
 
     rounds = [ends(1.02), ends(1.03, 1.01, 1.01), ends(0.9, on_branch=False), ends(1.01, 1.02)]
     row = minima.row(rs, nodes.replicate(0), rounds)

@@ -23,10 +23,9 @@ def calls_on(nodes):
         return ta.solve(ta.DotProduct(sigma=sigma), alpha, "semantic", nodes).theta
 
     def diagram(sigma, alpha):
-        model = ta.DotProduct(sigma=sigma)
-        return ta.phase_diagram(
-            model, alpha=[float(alpha), float(alpha) + 0.1], omega=[0.3], nodes=nodes
-        ).semantic.replicates.overlaps.theta
+        alphas = [float(alpha), float(alpha) + 0.1]
+        result = ta.phase_diagram(ta.DotProduct(sigma=sigma), alpha=alphas, omega=[0.3], nodes=nodes)
+        return result.semantic.replicates.overlaps.theta
 
     return {
         "the gradient of solve": jax.grad(state),

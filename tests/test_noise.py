@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from channels import NOISE, Noisy
 from scipy import special
+from simulated import assert_agrees
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import fields, whiten
@@ -19,17 +21,6 @@ from tiedattn_jax.theory.potentials import channel
 from tiedattn_jax.theory.solve import branch_start
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
-
-SIZE = 0.3
-
-
-class Noisy(ta.DotProduct):
-    """A target that sees the teacher's fields with noise on them."""
-
-    noise = 1
-
-    def target(self, Y, noise):
-        return super().target(Y + SIZE * noise)
 
 
 class Sampled(ta.DotProduct):
@@ -58,20 +49,18 @@ def point():
 
 def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields(noisy):
     """Noise on the teacher's fields acts as larger fields: the theory knows the teacher by its fields' law alone."""
-    x, equivalent = point(), ta.DotProduct(teacher=1 + SIZE**2 / 0.25)
+    x, equivalent = point(), ta.DotProduct(teacher=1 + NOISE**2 / 0.25)
 
     def numbers(model):
-        parts = (
-            lambda r: channel(model, x, r),
-            lambda r: gen_error_in(model, x, r),
-            lambda r: gen_error_linear_in(model, r),
-        )
-        return ta.Sobol(2**12, replicates=8).rule(model).each(lambda r: jnp.stack([part(r) for part in parts]))
+        def parts(r):
+            return jnp.stack([channel(model, x, r), gen_error_in(model, x, r), gen_error_linear_in(model, r)])
+
+        return ta.Sobol(2**12, replicates=8).rule(model).each(parts)
 
     result, expected = numbers(noisy), numbers(equivalent)
     bar = np.hypot(result.std(0), expected.std(0)) / 7**0.5
     assert np.all(np.abs(result.mean(0) - expected.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * expected.mean(0))
-    assert np.all(SIZE**2 * expected.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
+    assert np.all(NOISE**2 * expected.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
 
 
 def test_fields_of_noise_are_independent_of_all(noisy):
@@ -87,11 +76,8 @@ def test_fields_of_noise_are_independent_of_all(noisy):
 
 def test_labels_drawn_from_a_row():
     """The sampled loss, averaged over its noise, is the cross-entropy of the target's rows."""
-    model, rng = (
-        model_of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3)),
-        np.random.default_rng(0),
-    )
-    Z, Y = (jnp.asarray(rng.standard_normal((3, 1))) for _ in range(2))
+    model = model_of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3))
+    Z, Y = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 1)))
     levels = special.ndtri((np.arange(4000) + 0.5) / 4000)
     mean = np.mean(jax.jit(jax.vmap(lambda e: model.loss(Z, Y, jnp.full((3, 1), e))))(levels))
     exact = -0.25 * np.sum(eqx.filter_jit(model.target)(Y) * special.log_softmax(Z @ Z.T, 1))
@@ -100,8 +86,7 @@ def test_labels_drawn_from_a_row():
 
 
 def test_data_carry_the_noise(unchecked, noisy):
-    data = ta.sample_data(noisy, 60, 2.0, jax.random.key(0))
-    plain = ta.sample_data(ta.DotProduct(), 60, 2.0, jax.random.key(0))
+    data, plain = (ta.sample_data(m, 60, 2.0, jax.random.key(0)) for m in (noisy, ta.DotProduct()))
     assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
     # Sentences and teacher are those of the model without noise.
     np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
@@ -109,22 +94,19 @@ def test_data_carry_the_noise(unchecked, noisy):
     np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
     targets = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
     np.testing.assert_allclose(data.raw_labels(noisy), targets @ data.inputs(), atol=1e-13)
-    rebuilt = ta.Data.from_sentences(data.inputs(), data.raw_labels(noisy), teacher=data.teacher,
-                                   encodings=data.encodings, gamma=data.gamma, noise=data.noise)  # fmt: skip
-    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(rebuilt), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
+    known = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma", "noise")}
+    rebuilt = ta.Data.from_sentences(data.inputs(), data.raw_labels(noisy), **known)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), data, rebuilt)
     losses = sentence_losses(noisy, data, student_fields(data.x, data.teacher))
-    np.testing.assert_allclose(
-        losses[7], eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
-    )
-    for model, wrong_data, message in (
-        (noisy, plain, "data must have 1 fields of noise a token as the model has, got 0"),
-        (ta.DotProduct(), data, "data must have 0 fields of noise a token as the model has, got 1"),
+    expected = eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
+    np.testing.assert_allclose(losses[7], expected)
+    for call, message in (
+        (lambda: ta.train(noisy, plain), "data must have 1 fields of noise a token as the model has, got 0"),
+        (lambda: ta.train(ta.DotProduct(), data), "data must have 0 fields of noise a token as the model has, got 1"),
+        (lambda: ta.Data(data.x, data.y, noise=data.noise[:5]), r"noise must have shape \(n, L, k\)"),
     ):
         with pytest.raises(ta.InputError, match=message):
-            ta.train(model, wrong_data)
-    with pytest.raises(ta.InputError, match=r"noise must have shape \(n, L, k\)"):
-        ta.Data(data.x, data.y, noise=data.noise[:5])
+            call()
 
 
 def test_held_out_sentences_have_noise_of_their_own(noisy):
@@ -148,13 +130,18 @@ def test_what_a_loss_with_noise_must_be():
     class Negative(Noisy):
         noise = -1
 
-    with pytest.raises(ta.InputError, match="loss must be even in Z and in Y"):
-        check(model_of(Odd))
+    other_nodes = ta.Sobol(64).rule(ta.DotProduct())
     check(model_of(Odd), even=False)
-    with pytest.raises(ta.InputError, match="noise must be an integer of at least 0"):
-        check(model_of(Negative))
-    with pytest.raises(ta.InputError, match=r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 2\)"):
-        ta.solve(model_of(Noisy), 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct()))
+    for call, message in (
+        (lambda: check(model_of(Odd)), "loss must be even in Z and in Y"),
+        (lambda: check(model_of(Negative)), "noise must be an integer of at least 0"),
+        (
+            lambda: ta.solve(model_of(Noisy), 1.0, nodes=other_nodes),
+            r"nodes must .* \(L, r, t\) = \(2, 1, 2\)",
+        ),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            call()
 
 
 @pytest.mark.slow
@@ -163,21 +150,7 @@ def test_what_a_loss_with_noise_must_be():
 )
 def test_theory_agrees_with_training_and_message_passing(kind, options, alpha):
     model = model_of(kind, **options)
-
-    def training(data, key):
-        return ta.train(model, data, "semantic", optimizer="lbfgs", steps=2000, tol=1e-7)
-
-    def message_passing(data, key):
-        return ta.gamp(model, data, "semantic", tol=1e-9)
-
-    keys, nodes = jax.random.split(jax.random.key(0), 8), ta.Sobol(2**13).rule(model)
-    results = [
-        ta.run_instances(model, 300, alpha, run, keys, normalise=True, nodes=nodes)
-        for run in (training, message_passing)
-    ]
-    for result in results:
-        assert np.all(result.ok) and np.all(result.branch == "semantic")
-        for k, (_, theory, gap, bar) in result.difference("semantic").items():
-            if np.isfinite(gap) and theory != 0:
-                assert bar < 0.06 * theory and abs(gap) < 3 * bar + 0.02 * theory, k
+    runs = None, lambda data, key: ta.gamp(model, data, "semantic", tol=1e-9)
+    nodes = ta.Sobol(2**13).rule(model)
+    results = [assert_agrees(model, 300, alpha, "semantic", nodes, run, bars=0.06, but=()) for run in runs]
     np.testing.assert_allclose(results[0].simulation.train_loss, results[1].simulation.train_loss, rtol=1e-3)

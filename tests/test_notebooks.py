@@ -23,12 +23,6 @@ def shared_programs(monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
-@pytest.fixture
-def quick_kernel(monkeypatch):
-    """Switch most optimisations off, for notebooks whose programs take longer to compile than to run."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-
-
 def execute(name: str, folder: Path, parameters: str):
     """Run a notebook in `folder` with other values in its cell of parameters, and return it."""
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
@@ -36,9 +30,8 @@ def execute(name: str, folder: Path, parameters: str):
     names = [line.split(" = ")[0] for line in cell.source.splitlines()]
     assert names == [line.split(" = ")[0] for line in parameters.splitlines()]
     cell.source = parameters
-    nbclient.NotebookClient(
-        notebook, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources=resources).execute()
     return notebook
 
 
@@ -70,7 +63,8 @@ def test_names_exist(path):
 
 
 @pytest.mark.slow
-def test_histogram_task(tmp_path, quick_kernel):
+def test_histogram_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     parameters = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
     notebook = execute("histogram_task.ipynb", tmp_path, parameters)
     pictures = [base64.b64decode(picture) for picture in outputs(notebook, "image/png")]
@@ -80,67 +74,39 @@ def test_histogram_task(tmp_path, quick_kernel):
     assert len(list((tmp_path / "some").iterdir())) == 5
 
 
-@pytest.mark.slow
-def test_jumps(tmp_path, quick_kernel):
-    notebook = execute("jumps.ipynb", tmp_path, "ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7")
-    assert len(outputs(notebook, "image/png")) == 2
+# By notebook: other values of its parameters, the number of its pictures, and words that it prints.
+RUNS = {
+    "quick_start": ("ORDER = 5\nSIZE = 4", 2, ["d alpha_c / d sigma = -13.0", "4 x 4 cells"]),
+    "sensitivities": ("ORDER = 5\nPOINTS = 3\nSTEPS = 3", 4, ["d log alpha_c / d log sigma = -5.2", "slope"]),
+    "finite_size": ("DIMENSIONS = (60, 80)\nINSTANCES = 2\nORDER = 5\nALPHAS = 2", 3,
+                    ["d = 80, 2 instances: converged"]),
+    "optimal": ("D = 80\nINSTANCES = 2\nPOINTS = 5\nORDER = 5", 3, ["alpha = 0.4: overlap", "alpha = 2.0: cosine"]),
+    "learning": (
+        "D = 40\nRUNS = 2\nUNTIL = 48.0\nOMEGAS = (0.0, 0.1)\nSIZES = (0.1, 0.2)\nTRAINED = 40\nINSTANCES = 2", 4,
+        ["kappa = 0.005: size R 0.085 0.098", "omega = 0.1: m 0.259, curvature -0.00282", "teacher first (converged)",
+         "of 2"],
+    ),
+    "your_own_attention": ("ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Quantity(alpha_c = "]),
+    "jumps": ("ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7", 2, []),
+    # The ground state alone, on coarse lines; other s would use the same programs.
+    "breaking": (
+        "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2", 2,
+        ["1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances"],
+    ),
+    "phase_diagram": (
+        'SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)\nBOUNDARIES = ("alpha_c",)', 6,
+        ["the positional branch folds at omega = 0.23", "positional ", "semantic ", "mixed ", "uninformed "],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_breaking(tmp_path, quick_kernel):
-    """The notebook on 1RSB runs with the ground state alone, on coarse lines; other s would use the same programs."""
-    parameters = "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2"
-    notebook = execute("breaking.ipynb", tmp_path, parameters)
-    assert len(outputs(notebook, "image/png")) == 2
-    assert all(
-        word in printed(notebook)
-        for word in ("1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances")
-    )
-
-
-def printed(notebook) -> str:
-    return "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "parameters", "pictures", "words"),
-    [
-        ("quick_start", "ORDER = 5\nSIZE = 4", 2, ["d alpha_c / d sigma = -13.0", "4 x 4 cells"]),
-        ("sensitivities", "ORDER = 5\nPOINTS = 3\nSTEPS = 3", 4, ["d log alpha_c / d log sigma = -5.2", "slope"]),
-        (
-            "finite_size",
-            "DIMENSIONS = (60, 80)\nINSTANCES = 2\nORDER = 5\nALPHAS = 2",
-            3,
-            ["d = 80, 2 instances: converged"],
-        ),
-        ("optimal", "D = 80\nINSTANCES = 2\nPOINTS = 5\nORDER = 5", 3, ["alpha = 0.4: overlap", "alpha = 2.0: cosine"]),
-        (
-            "learning",
-            "D = 40\nRUNS = 2\nUNTIL = 48.0\nOMEGAS = (0.0, 0.1)\nSIZES = (0.1, 0.2)\nTRAINED = 40\nINSTANCES = 2",
-            4,
-            [
-                "kappa = 0.005: size R 0.085 0.098",
-                "omega = 0.1: m 0.259, curvature -0.00282",
-                "teacher first (converged)",
-                "of 2",
-            ],
-        ),
-        ("your_own_attention", "ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Quantity(alpha_c = "]),
-    ],
-)
-def test_other_notebooks(tmp_path, name, parameters, pictures, words):
+@pytest.mark.parametrize("name", RUNS)
+def test_other_notebooks(tmp_path, monkeypatch, name):
+    if name in ("jumps", "breaking"):  # their programs take longer to compile than to run
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    parameters, pictures, words = RUNS[name]
     notebook = execute(f"{name}.ipynb", tmp_path, parameters)
-    assert len(outputs(notebook, "image/png")) == pictures
-    assert all(word in printed(notebook) for word in words)
-
-
-@pytest.mark.slow
-def test_phase_diagram(tmp_path):
-    parameters = "SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)"
-    parameters += '\nBOUNDARIES = ("alpha_c",)'
-    notebook = execute("phase_diagram.ipynb", tmp_path, parameters)
-    assert len(outputs(notebook, "image/png")) == 6
-    assert "the positional branch folds at omega = 0.23" in printed(notebook)
-    assert printed(notebook).count(" cells  ") > 1  # the table of regions
-    assert all(f"{name} " in printed(notebook) for name in ("positional", "semantic", "mixed", "uninformed"))
+    printed = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+    assert len(outputs(notebook, "image/png")) == pictures and all(word in printed for word in words)
+    assert name != "phase_diagram" or printed.count(" cells  ") > 1  # the table of regions

@@ -153,7 +153,6 @@ def test_blocks_of_the_readme_run_alone():
 
 
 def test_a_block_that_is_not_run_ends_where_it_ends():
-    """A block between two that are not run is run."""
     block = "```python\nprint({})\n```\n"
     text = "".join(("<!-- not run: long -->\n" if k % 2 else "") + block.format(k) for k in range(4))
     assert [program.code for program in programs(text)] == ["print(0)\n", "print(2)\n"]
@@ -228,7 +227,6 @@ def test_api_page_names_everything_once():
 
 
 def test_the_table_of_questions_names_every_function():
-    """The section "Which call for which question?" of the first page names every public function."""
     section = (ROOT / "docs" / "start.md").read_text().split("## Which call for which question?")[1].split("\n## ")[0]
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     functions = {name for name in public() if callable(getattr(ta, name)) and not inspect.isclass(getattr(ta, name))}

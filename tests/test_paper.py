@@ -61,9 +61,6 @@ def test_columns_are_kept_with_what_they_are_about(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"whole file columns\.npz"):
         read(path)
-
-
-def test_rows_by_value():
     columns = {"a": np.array([0.1, 0.2, 0.1]), "b": np.array([1, 1, 2]), "c": np.array([5, 6, 7])}
     assert where(columns, a=0.1)["c"].tolist() == [5, 7]
     assert where(columns, a=0.3 - 0.2, b=2)["c"].tolist() == [7]  # up to rounding
@@ -72,13 +69,10 @@ def test_rows_by_value():
 # Tables and the page
 
 
-def test_a_row_says_the_difference():
+def test_page():
     assert Row("q", 2.0, 0.1, 2.5, 0.02, "why").cells() == ["q", "2.00(10)", "2.500(20)", "+0.5 (+25.0%)", "why"]
     assert Row("q", None, None, 2.5, None).cells() == ["q", "-", "2.5", "-", ""]
     assert Row("q", 1.0, None, float("nan"), None).cells()[1:4] == ["-", "none in range", "-"]
-
-
-def test_page():
     complete = section("Title", "Text.", "paper/figure_2.png", [Row("q", 1.0, None, 1.0, None, "none")])
     assert "![Title](paper/figure_2.png)" in complete and "| q | 1 | 1 | +0 (+0.0%) | none |" in complete
     empty = section("Other", "Not computed.", None, [])
@@ -108,21 +102,14 @@ def test_minimum():
     curves = {**states_of(PAIRS), "stable": np.array([1, 0, 1, 1, 1, 1, 1, 1.0])}
     numbers = np.arange(len(NUMBERS) + 2.0)
     transitions = {"alpha_c": [1.2, 0.1], "alpha_l": [1.4, 0.1], "baseline": [0.3]}
-    data = {
-        "curves": curves,
-        "simulation": rows_of(PAIRS, "alpha"),
-        "transitions": {**transitions, "positional": numbers, "semantic": numbers},
-        "about": {"d": 7},
-    }
-    figure = minimum.draw(data)
-    losses, orders, errors = figure.axes
+    transitions |= {"positional": numbers, "semantic": numbers}
+    data = {"curves": curves, "simulation": rows_of(PAIRS, "alpha"), "transitions": transitions, "about": {"d": 7}}
+    losses, orders, errors = minimum.draw(data).axes
     filled_points = losses.containers[0][0].get_xdata(), losses.containers[2][0].get_xdata()
     assert [x.tolist() for x in filled_points] == [[0.5, 1.0], [1.5, 2.0]]  # where the branch's loss is lower
     np.testing.assert_allclose(losses.containers[0][2][0].get_segments()[0][:, 1], [0.45, 0.55])  # two standard errors
-    assert any((line.get_gid() or "").endswith("unstable") for line in orders.lines)
-    assert [line for line in errors.lines if len(line.get_ydata())][-1].get_ydata()[0] == 0.3 and losses.get_ylim()[
-        0
-    ] == 0
+    assert any((line.get_gid() or "").endswith("unstable") for line in orders.lines) and losses.get_ylim()[0] == 0
+    assert [line for line in errors.lines if len(line.get_ydata())][-1].get_ydata()[0] == 0.3
     table = minimum.rows(data)
     assert table[0].quantity == "alpha_c" and table[0].ours == 1.2 and table[0].published == 1.241
     simulated = [row for row in table if "start" in row.quantity]
@@ -134,15 +121,11 @@ def test_scaling():
     for name in QUANTITIES:
         data["simulation"][f"{name}_scatter"] = 3 * data["simulation"]["d"] ** -0.5
     data["theory"] = {name: np.array([1.0, 2.0]) for name in NUMBERS}
-    figure = scaling.draw(data, scaling.LOSSES)
-    upper = figure.axes[0]
-    assert upper.lines[1].get_ydata()[0] == 1.0 and upper.get_xscale() == "log" and len(figure.axes) == 4
+    axes = scaling.draw(data, scaling.LOSSES).axes
+    assert axes[0].lines[1].get_ydata()[0] == 1.0 and axes[0].get_xscale() == "log" and len(axes) == 4
     table = scaling.rows(data, scaling.LEFT)
     assert table[0].ours == pytest.approx(-0.5) and "exponent" in table[0].quantity
     assert table[1].ours == 160 - 1.0 and table[1].error == pytest.approx(3 * 160**-0.5 / 2)
-
-
-def test_fitted_power():
     d = np.array([10.0, 30.0, 100.0, 1000.0])
     amplitude, slope, error = scaling.power(d, 3 * d**-0.5, 0.1 * d**-0.5)
     assert amplitude == pytest.approx(3) and slope == pytest.approx(-0.5) and 0 < error < 0.02
@@ -158,26 +141,22 @@ def plane_rows():
 
 
 def test_simulated_plane():
-    settings = {"d": 5, "instances": 2, "layer": "tied"}
-    left, right = plane.draw_simulation((settings, plane_rows())).axes[:2]
+    simulation = {"d": 5, "instances": 2, "layer": "tied"}, plane_rows()
+    left, right = plane.draw_simulation(simulation).axes[:2]
     gap, excess = (axis.collections[0].get_array() for axis in (left, right))
     np.testing.assert_allclose(gap, [[-0.3, 0.7], [-0.35, 0.65]])
     np.testing.assert_allclose(excess, [[-0.1, 0.9], [-0.2, 0.8]])  # test error 0 on the positional branch, else 1
-    table = plane.rows_simulation((settings, plane_rows()))
-    np.testing.assert_allclose([row.ours for row in table], [1.3, 1.35])
+    np.testing.assert_allclose([row.ours for row in plane.rows_simulation(simulation)], [1.3, 1.35])
     theory = {"omega": np.array([0.1, 0.2]), "alpha": np.array([1.31, np.nan])}
-    compared = plane.rows_simulation((settings, plane_rows()), theory)
+    compared = plane.rows_simulation(simulation, theory)
     assert compared[0].reason.endswith("the theory here: 1.3100") and "theory" not in compared[1].reason
-    simulation = (settings, plane_rows())
     axes = plane.draw_layers({"one": (simulation, {}), "other": (simulation, theory)}).axes
     assert len(axes[0].lines) == 1
     for line, points in zip(axes[1].lines, ([[1.3, 0.1], [1.35, 0.2]], [[1.31, 0.1], [np.nan, 0.2]]), strict=True):
         np.testing.assert_allclose(line.get_xydata(), points)
-    unfinished = {name: values[:-1] for name, values in plane_rows().items()}
-    assert (
-        np.ma.masked_invalid(plane.draw_simulation((settings, unfinished)).axes[0].collections[0].get_array()).count()
-        == 3
-    )
+    unfinished = simulation[0], {name: values[:-1] for name, values in plane_rows().items()}
+    gap = plane.draw_simulation(unfinished).axes[0].collections[0].get_array()
+    assert np.ma.masked_invalid(gap).count() == 3
 
 
 def test_numbers_of_a_grid():
@@ -202,43 +181,34 @@ def test_exchange_of_the_minima():
     assert np.isnan(exchange({name: values[:2] for name, values in columns.items()}))
 
 
+def layer_data(points, **parts):
+    tied = {"about": {"d": 5, "instances": 4}, "tied": rows_of(PAIRS, "alpha")}
+    return {**tied, "layer": rows_of(points, "alpha"), **parts}
+
+
 def test_layers():
-    data = {
-        "about": {"d": 5, "instances": 4},
-        "layer": rows_of([(a, k) for a in (1.0, 2.0) for k in (0, 1, 2)], "alpha"),
-        "tied": rows_of(PAIRS, "alpha"),
-        "theory": {**states_of([(1.0, 0), (2.0, 0)])},
-        "kind": "rank",
-    }
-    axis = layers.draw(data).axes[0]
-    colours = [container[0].get_color() for container in axis.containers]
-    assert colours == [COLOURS[name] for name in ("positional", "semantic", "positional", "semantic", "mixed")]
-    assert [container[0].get_markerfacecolor() for container in axis.containers][:2] == ["white"] * 2
+    points = [(a, k) for a in (1.0, 2.0) for k in (0, 1, 2)]
+    data = layer_data(points, theory=states_of([(1.0, 0), (2.0, 0)]), kind="rank")
+    containers = layers.draw(data).axes[0].containers
+    colours = [COLOURS[name] for name in ("positional", "semantic", "positional", "semantic", "mixed")]
+    assert [container[0].get_color() for container in containers] == colours
+    assert [container[0].get_markerfacecolor() for container in containers][:2] == ["white"] * 2
     table = layers.rows(data)
     assert len(table) == 3 and all(row.ours == 2 and "the theory here: 2" in row.reason for row in table)
 
 
 def test_a_value_matrix_stands_beside_the_layer_without():
     """A value matrix has no theory: its simulation stands beside that without, and each is trained as its own layer."""
-    data = {
-        "about": {"d": 5, "instances": 4},
-        "layer": rows_of(PAIRS, "alpha"),
-        "tied": rows_of(PAIRS, "alpha"),
-        "theory": {},
-        "kind": "value",
-    }
-    figure = layers.draw(data)
+    data = layer_data(PAIRS, theory={}, kind="value")
+    figure, table = layers.draw(data), layers.rows(data)
     assert not any(axis.lines[len(axis.containers) :] for axis in figure.axes)
     texts = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {"positional start", "positional start, no value matrix"} < texts
-    table = layers.rows(data)
     assert [row.quantity.partition(",")[2] for row in table[2:]] == [" simulation", " simulation, tied"]
     assert all(row.ours == 2 and row.reason == "d = 5, 4 instances" for row in table[:2])
-    model, start = layers.model_of("value"), layers.STARTS["value"][0]
-    with_value, without_value = (
-        measured(model, 20, 1.0, start, 1, layers.train_of(kind))[MEASURED.index("train_loss")]
-        for kind in ("value", "tied")
-    )
+    model, start, index = layers.model_of("value"), layers.STARTS["value"][0], MEASURED.index("train_loss")
+    runs = (layers.train_of(kind) for kind in ("value", "tied"))
+    with_value, without_value = (measured(model, 20, 1.0, start, 1, run)[index] for run in runs)
     assert 0.3 * without_value < with_value < 0.95 * without_value
 
 
@@ -269,12 +239,11 @@ def test_where_a_run_ends():
 def test_counting():
     S = np.full((3, 2, 2), 0.5)
     quantities = ("accuracy", "distance_frozen_to_sgd", "distance_formerly_zero", "positional_share", "semantic_share")
-    run = lambda value: {  # noqa: E731
-        **dict.fromkeys(quantities, np.array(value)),
-        "attention_frozen": S,
-        "attention_free": S / 2,
-        "examples": np.array([[0, 1], [1, 1], [2, 2]]),
-    }
+
+    def run(value):
+        attention = {"attention_frozen": S, "attention_free": S / 2, "examples": np.array([[0, 1], [1, 1], [2, 2]])}
+        return dict.fromkeys(quantities, np.array(value)) | attention
+
     runs = {name: [run(0.5), run(0.7)] for name in counting.MECHANISMS}
     assert len(counting.draw(runs, {"frozen": ("positional", "frozen")}, 1).axes) == 2
     free = counting.draw(runs, {"free": ("semantic", "free")}).axes
@@ -287,25 +256,25 @@ def test_counting():
 
 
 def test_every_figure_of_the_paper_is_listed_once():
-    names = [entry.name for entry in FIGURES]
-    assert len(set(names)) == len(names)
+    names, docs = [entry.name for entry in FIGURES], Path(__file__).parents[1] / "docs"
+    text = (docs / "paper.md").read_text()
+    assert len(set(names)) == len(names) == len(chosen([]))
     assert {name.partition("-")[0] for name in names} == {*map(str, range(1, 16)), "table1"}
     assert [entry.name for entry in chosen(["3"])] == ["3-left", "3-theory", "3-simulation"]
     assert [entry.name for entry in chosen(["3-left", "15"])] == ["3-left", "15"]
-    assert len(chosen([])) == len(FIGURES)
+    for entry in FIGURES:  # every figure has its section in the documentation, and every picture exists and is small
+        assert f"## {entry.title}\n" in text
+        if entry.draw is not None:
+            picture = f"paper/figure_{entry.name}.png"
+            assert f"]({picture})" in text and 5_000 < (docs / picture).stat().st_size <= 120_000
 
 
-def test_unknown_figure(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["16"])
-    assert stop.value.code == 2 and "got '16'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("entry", FIGURES, ids=lambda e: e.name)
-def test_draw_needs_data(entry, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([entry.name, "--draw", "--out", str(tmp_path)])
-    assert stop.value.code == 2 and "compute the figure first" in capsys.readouterr().err
+def test_draw_needs_data(tmp_path, capsys):
+    calls = [([entry.name, "--draw", "--out", str(tmp_path)], "compute the figure first") for entry in FIGURES]
+    for arguments, message in [(["16"], "got '16'"), *calls]:
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -326,14 +295,3 @@ def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     assert read(tmp_path / "data" / "full" / "adam.npz")[1]["d"].tolist() == [40]
     text = (tmp_path / "paper.md").read_text()
     assert "d = 40, alpha = 2" in text and "Simulations at full size" in text
-
-
-def test_page_of_the_documentation():
-    """Every figure has its section, and every picture exists and is small."""
-    docs = Path(__file__).parents[1] / "docs"
-    text = (docs / "paper.md").read_text()
-    for entry in FIGURES:
-        assert f"## {entry.title}\n" in text
-        if entry.draw is not None:
-            picture = f"paper/figure_{entry.name}.png"
-            assert f"]({picture})" in text and 5_000 < (docs / picture).stat().st_size <= 120_000

@@ -23,50 +23,37 @@ def text_of(fn, *args):
     return export.export(jax.jit(fn), platforms=PLATFORMS)(*args).mlir_module()
 
 
-def rank_two_model(**options):
-    return ta.DotProduct(rank=2, teacher=[[1.0, 0.3], [0.3, 1.0]], **options)
-
-
-def data_of(model):
-    return ta.sample_data(model, D, 2.0, jax.random.key(0))
+def model_and_data(kind="rank two", **options):
+    tied = {"rank": 2, "teacher": [[1.0, 0.3], [0.3, 1.0]]} if kind == "rank two" else {}
+    model = ta.DotProduct(**tied, **options)
+    return model, ta.sample_data(model, D, 2.0, jax.random.key(0))
 
 
 def baseline(ridge):
-    data = data_of(ta.DotProduct())
-    return ta.linear_baseline(data, ridge=ridge).train_loss
+    return ta.linear_baseline(model_and_data("plain")[1], ridge=ridge).train_loss
 
 
 def heldout(exact):
     def error(scale):
-        model = rank_two_model()
-        data = data_of(model)
+        model, data = model_and_data()
         return ta.heldout_error(model, data, scale * data.teacher, jax.random.key(1), sentences=8, exact=exact).value
 
     return error
 
 
-def trained(optimizer, **options):
+def trained(optimizer, kind="rank two", values=False, **options):
     def loss(scale):
-        model = rank_two_model()
-        data = data_of(model)
-        return ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **options).train_loss
-
-    return loss
-
-
-def trained_with_values(optimizer):
-    def loss(scale):
-        model = ta.DotProduct()
-        data = data_of(model)
-        return ta.train(model, data, scale * data.teacher, optimizer=optimizer, value=model.lam, steps=3).train_loss
+        model, data = model_and_data(kind)
+        value = {"value": model.lam} if values else {}
+        run = ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **value, **options)
+        return run.train_loss
 
     return loss
 
 
 def message_passing(**options):
     def loss(scale):
-        model = rank_two_model(**options)
-        data = data_of(model)
+        model, data = model_and_data(**options)
         return ta.gamp(model, data, scale * data.teacher, steps=3).train_loss
 
     return loss
@@ -74,25 +61,24 @@ def message_passing(**options):
 
 def from_sentences(scale):
     """Numbers that are computed outside of programs, at top level."""
-    model, fresh = ta.DotProduct(), data_of(ta.DotProduct())
-    data = ta.Data.from_sentences(
-        fresh.inputs(), jnp.ones_like(fresh.inputs()), teacher=scale * fresh.teacher, encodings=fresh.encodings
-    )
+    model, fresh = model_and_data("plain")
+    known = {"teacher": scale * fresh.teacher, "encodings": fresh.encodings}
+    data = ta.Data.from_sentences(fresh.inputs(), jnp.ones_like(fresh.inputs()), **known)
     Z = jnp.ones((2, 1), scale.dtype)
     numbers = data.overlaps(scale * data.teacher), data.teacher_gram, data.labels, data.rho, data.y
     return numbers, model.rho, model.trace, model.student(Z), model.target(Z), model.loss(Z, Z)
 
 
 CALLS = {
-    "data": lambda scale: data_of(rank_two_model()).y * scale,
+    "data": lambda scale: model_and_data()[1].y * scale,
     "data of sentences": from_sentences,
     "gamp": message_passing(),
     "gamp with a penalty": message_passing(penalty=ta.L1(0.01)),
     "train gd": trained("gd"),
     "train adam": trained("adam", exact=True),
     "train lbfgs": trained("lbfgs"),
-    "train with values adam": trained_with_values("adam"),
-    "train with values lbfgs": trained_with_values("lbfgs"),
+    "train with values adam": trained("adam", "plain", values=True),
+    "train with values lbfgs": trained("lbfgs", "plain", values=True),
     "linear_baseline": baseline,
     "heldout_error": heldout(False),
     "heldout_error exact": heldout(True),

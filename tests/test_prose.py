@@ -215,7 +215,6 @@ def test_extras():
 
 
 def test_events():
-    """The tables of events name all of them."""
     for page in ("api.md", "theory/observables.md"):
         text = (ROOT / "docs" / page).read_text()
         assert [name for name in ta.EVENTS if f"`{name}`" not in text and f'`"{name}"`' not in text] == []

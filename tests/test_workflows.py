@@ -36,11 +36,8 @@ def test_workflows_are_valid(path):
             assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
             for script in re.findall(r"\.ci/\w+", step.get("run", "")):
                 assert (ROOT / script).stat().st_mode & 0o111
-
-
-@pytest.mark.parametrize("script", sorted((ROOT / ".ci").glob("*")), ids=lambda path: path.name)
-def test_scripts_parse(script):
-    subprocess.run(["bash", "-n", script], check=True)
+    for script in (ROOT / ".ci").glob("*"):
+        subprocess.run(["bash", "-n", script], check=True)
 
 
 @pytest.mark.parametrize(
