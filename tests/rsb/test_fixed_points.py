@@ -315,6 +315,13 @@ def test_bad_input():
         jax.jit(lambda alpha: ta.solve_1rsb(model, alpha).s)(1.2)
 
 
+def test_without_a_state_there_are_no_losses():
+    """Where the RS branch is absent, the numbers of its 1RSB state are NaN."""
+    point = ta.solve_1rsb(ta.DotProduct(), 0.3, "semantic", order=3, replicates=2)
+    assert int(point.status) == ta.Status.absent and not point.broken
+    assert np.isnan([point.train_loss, point.elevation, point.gen_error, point.energy, point.complexity]).all()
+
+
 @pytest.mark.slow
 def test_without_jumps_there_is_nothing_to_break():
     """Without jumps 1RSB equals RS: the standard model's semantic state has none at alpha = 4."""

@@ -99,7 +99,7 @@ def test_a_smooth_state(model, nodes):
 
 @pytest.mark.long
 def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
-    alphas = jnp.array([1e-9, 2.0])  # there is no proper fixed point at the first
+    alphas = jnp.array([1e-9, 2.0, jnp.nan])  # there is no proper fixed point at the first, and none at the last
     weights, start = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0]), state(CASES[0])
 
     def lane(lam, alpha):
@@ -109,14 +109,14 @@ def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
     def total(lam):
         values, status = jax.vmap(lane, (None, 0))(lam, alphas)
         good = status <= ta.Status.stalled
-        return jnp.sum(jnp.where(good, values @ weights, 0.0)), (values, good)
+        return jnp.sum(jnp.where(good, (values @ weights) ** 2, 0.0)), (values, good)
 
     gradient, (values, good) = jax.jit(jax.grad(total, has_aux=True))(model.lam)
-    assert good.tolist() == [False, True]
+    assert good.tolist() == [False, True, False]
     arguments = BRANCHES["semantic"].free(model), start, nodes, FEW
     value, slope = forward((model, alphas[1]), direction(model, "lam"), *arguments)
     np.testing.assert_allclose(values[1], value.mean(0), rtol=1e-8)
-    np.testing.assert_allclose(gradient, slope.mean(0) @ weights, rtol=1e-6)
+    np.testing.assert_allclose(gradient, 2 * (value.mean(0) @ weights) * (slope.mean(0) @ weights), rtol=1e-6)
 
 
 @with_tangent

@@ -39,9 +39,14 @@ def test_what_is_missing(model, rates):
     quantity = Quantity.of(values, lacking, model)
     assert float(quantity.value) == pytest.approx(1.05) and quantity.stderr == error_bar(values)
     assert float(quantity.sensitivities.lam) == 1.0 and quantity.by_alpha is None
+    gradient = jax.grad(lambda m: Quantity.of(values, lacking, m).value)(model)
+    jax.tree.map(np.testing.assert_allclose, gradient, quantity.sensitivities)
     absent = Quantity.of(VALUES, rates, model, status=Status.absent, known=False)
     assert not absent.ok
     assert all(np.all(np.isnan(a)) for a in jax.tree.leaves(absent) if a.dtype.kind == "f")
+    for values, known in ((VALUES, False), (jnp.nan * VALUES, True)):
+        gradient = jax.grad(lambda m, v=values, k=known: Quantity.of(v, rates, m, known=k).value)(model)
+        assert not any(np.any(a) for a in jax.tree.leaves(gradient))
     plain = Quantity.of(VALUES)
     assert plain.sensitivities is None and plain.sensitivity_rows(lambda m: {}) == []
     assert plain.derivatives() == {"sensitivities": None, "sensitivities_stderr": None}

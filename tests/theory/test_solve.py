@@ -82,6 +82,35 @@ def test_absent_branch_is_said_to_be_absent(model, lines, nodes):
     np.testing.assert_allclose(without.gen_error_linear, 0, atol=1e-15)
 
 
+def test_what_is_not_there_has_no_derivative(model):
+    """Numbers of an absent and of a failed state have derivatives of zero, in both modes, also behind `where`."""
+    rule = ta.Sobol(2**8, replicates=2).rule(model)
+    short = ta.Settings(max_steps=0, warm_steps=0)
+
+    def numbers(alpha, settings, select):
+        point = ta.solve(model, alpha, "semantic", rule, settings=settings)
+        return select(point)
+
+    def masked(point):
+        return jnp.where(point.ok, (point.train_loss - 0.01) ** 2 + point.theta, 7.0)
+
+    for alpha, settings, status in ((0.3, None, Status.absent), (2.0, short, Status.max_steps)):
+        assert numbers(alpha, settings, lambda p: p.status) == status
+        for select in (lambda p: p.train_loss, lambda p: p.gen_error, lambda p: p.theta, masked):
+            value, slope = jax.value_and_grad(numbers)(alpha, settings, select)
+            forward = jax.jvp(lambda a, s=settings, f=select: numbers(a, s, f), (alpha,), (1.0,))[1]
+            assert slope == forward == 0 and (select is not masked or value == 7)
+    assert jax.grad(numbers)(2.0, None, masked) != 0
+    # NaN debugging stops where the loss that does not exist becomes NaN; docs/faq.md says what to write.
+    point = ta.solve(model, 0.3, "semantic", rule)
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError):
+            masked(point)
+        with jax.debug_nans(False):
+            loss = masked(point)
+        assert loss + 1 == 8
+
+
 def test_uninformed_branch(solved):
     fp = solved(1.0, "uninformed")
     assert bool(fp.ok) and fp.label == "uninformed"

@@ -42,7 +42,12 @@ class Status(enum.IntEnum):
 
 
 class Result(Printed):
-    """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them."""
+    """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them.
+
+    A number that does not exist is NaN, and its derivatives in both modes of jax are zero. So
+    ``jnp.where(result.ok, f(result), 0.0)`` has the gradient of the results that are `ok`, and a lane of a `vmap` that
+    fails leaves the gradients of the others alone.
+    """
 
     @property
     def status_name(self: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -80,7 +81,8 @@ class BrokenState(eqx.Module):
 class OneRSBPoint(Replicated):
     """A state with one step of replica symmetry breaking, and the replica-symmetric (RS) state that it comes from.
 
-    Numbers are means over independent replicates of the averages; error bars are those of these means.
+    Numbers are means over independent replicates of the averages; error bars are those of these means. If a replicate
+    has no state, losses, energy and complexity are NaN, and it adds nothing to their derivatives.
 
     Attributes:
         model, alpha, branch: the arguments of `solve_1rsb`.
@@ -199,7 +201,11 @@ def solve_1rsb(
             states.append(_broken(rs, rs_replicate, rule.replicate(k), *solutions[k]))
         else:
             states.append(_unbroken(rs_replicate, s, not _breaks(rs_primal)))
-    return OneRSBPoint(model, alpha, rs, jax.tree.map(lambda *a: jnp.stack(a), *states), branch, s is None)
+    state = jax.tree.map(lambda *a: jnp.stack(a), *states)
+    found = state.status <= Status.stalled
+    names = "train_loss", "elevation", "gen_error", "loss_by_log_s"
+    state = dataclasses.replace(state, **{name: jnp.where(found, getattr(state, name), jnp.nan) for name in names})
+    return OneRSBPoint(model, alpha, rs, state, branch, s is None)
 
 
 def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..averages.program import lane_by_lane, program
 from ..averages.rules import Points, Replicate, Rule, average, average_of_weighted, search_block
-from ..base.arrays import Number, StateArray, precise, zeros
+from ..base.arrays import Number, StateArray, precise, spread_to, zeros
 from ..base.results import Settings
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
@@ -222,7 +222,10 @@ def search(equations: Equations, start: Overlaps, settings: Settings, attempts: 
 
 @jax.custom_jvp
 def with_tangents(model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], states: State) -> State:
-    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha."""
+    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha.
+
+    The derivatives of a replicate without a state are zero.
+    """
     return states
 
 
@@ -233,7 +236,9 @@ def _(primals: Any, tangents: Any) -> tuple[State, State]:
     *setting_tangents, _, _, state_tangents = tangents
     states = with_tangents(*primals)
     derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
-    direction = ravel_pytree(tuple(setting_tangents))[0]
+    direction, exists = ravel_pytree(tuple(setting_tangents))[0], states.has_state
+    # The slopes, not the products, are set to zero: reverse mode multiplies them with zeros, which NaN would survive.
+    derivatives = jax.tree.map(lambda slope: jnp.where(spread_to(exists, slope), slope, 0.0), derivatives)
     return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
 
 

@@ -46,8 +46,8 @@ class Quantity(Result):
     and `place` of a best ridge.
 
     Attributes:
-        value: mean over the replicates. If the number does not exist, this and all its derivatives and error bars are
-            NaN.
+        value: mean over the replicates. If the number does not exist, this, all sensitivities and error bars are NaN,
+            and the derivatives that jax computes are zero; see `Result`.
         stderr: error bar of `value`; zero if the number is known exactly.
         status: `Status` as an integer; `absent` if the number does not exist.
         sensitivities: d value / d (every number of the model), a pytree like the model; None if not computed.
@@ -110,17 +110,18 @@ class Quantity(Result):
             known: whether the number exists; otherwise all numbers are NaN.
             fields: further fields of the record.
         """
-        # No number of what was not found may read like a result. A factor makes the derivatives NaN as well.
-        factor = jnp.where(known, 1.0, jnp.nan).astype(values.dtype)
-        bar = factor * error_bar(lax.stop_gradient(values))
+
+        def if_known(a: Float[Array, "..."]) -> Float[Array, "..."]:
+            return jnp.where(known, a, jnp.nan)
+
+        bar = if_known(error_bar(lax.stop_gradient(values)))
         slopes: tuple[Any, Any, Any] = None, None, None
         if rates is not None:
             values = values if setting is None else with_sensitivities(values, rates, setting)
             pair = rates if isinstance(rates, tuple) else (rates, None)
-            (by_model, by_alpha), (bars, alpha_bar) = jax.tree.map(lambda a: factor * a, _mean_and_bar(pair))
+            (by_model, by_alpha), (bars, alpha_bar) = jax.tree.map(if_known, _mean_and_bar(pair))
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
-        value = factor * jnp.nanmean(values)
-        return cls(value, bar, jnp.asarray(status), *slopes, **fields)
+        return cls(if_known(jnp.nanmean(values)), bar, jnp.asarray(status), *slopes, **fields)
 
     @classmethod
     def of_existing(
@@ -247,13 +248,17 @@ def _mean_and_bar(rates: PyTree[Float[Array, "R ..."]]) -> tuple[Any, Any]:
 def with_sensitivities(
     values: Float[Array, " R"], rates: PyTree[Float[Array, "R ..."]], setting: PyTree[Float[Array, "..."]]
 ) -> Float[Array, " R"]:
-    """Return the values with `rates` (leading axis R) as their first derivatives in the numbers of a setting."""
+    """Return the values with `rates` (leading axis R) as their first derivatives in the numbers of a setting.
+
+    The derivatives of values that are not finite are zero.
+    """
     return values
 
 
 @with_sensitivities.defjvp
 def _(primals: Any, tangents: Any) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
     values, rates, setting = primals
+    rates = jax.tree.map(lambda a: jnp.where(spread_to(jnp.isfinite(values), a), a, 0.0), rates)
     terms = jax.tree.map(
         lambda s, d: jnp.sum((s * d).reshape(values.shape[0], -1), 1), first_order(rates, setting), tangents[2]
     )

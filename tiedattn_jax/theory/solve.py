@@ -84,9 +84,10 @@ def solve(
         A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
         it is a fixed point. Its `overlaps` have an axis of tokens first: q and V (L, r, r), theta (L, r, t), m (L, r).
         A branch that does not exist at this alpha has the status `absent`, after searches from two starts; another
-        branch is never returned under its name. An order parameter within two error bars of zero, or a small one in
-        a search that does not settle, may come from the scatter of the nodes. It is held at zero, provided that it does
-        not grow from there (concrete numbers only).
+        branch is never returned under its name. If there is no state, the losses are NaN and all derivatives are zero,
+        so that ``jnp.where(state.ok, f(state), 0.0)`` has a finite gradient. An order parameter within two error bars
+        of zero, or a small one in a search that does not settle, may come from the scatter of the nodes. It is held at
+        zero, provided that it does not grow from there (concrete numbers only).
 
     Raises:
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if

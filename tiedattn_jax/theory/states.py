@@ -105,8 +105,9 @@ class FixedPoint(Replicated):
     """A fixed point of state evolution.
 
     The averages are computed in R independent replicates, and each replicate is solved to its own fixed point. The
-    fields below are means over the replicates that have a state, or over all replicates if none has. `stderr` contains
-    the error bars of these means, see `error_bar`. The losses of an `absent` branch are NaN.
+    fields below are means over the replicates that have a state. `stderr` contains the error bars of these means, see
+    `error_bar`. If no replicate has a state, `train_loss` and `gen_error` are NaN, the other numbers are those at which
+    the searches ended, and all derivatives are zero; see `Result`.
 
     Attributes:
         model, alpha, branch: arguments of the solve.
@@ -261,13 +262,10 @@ def states_table(
     return rows
 
 
-def _without_absent(states: State, summary: State) -> State:
-    """Replace the losses of a branch that is absent in all replicates by NaN: there is no state to which they belong.
-
-    The derivatives are then zero, so that a lane without a state does not spoil the gradient of others.
-    """
-    is_absent = jnp.all(states.status == Status.absent)
-    train_loss, gen_error = (jnp.where(is_absent, jnp.nan, a) for a in (summary.train_loss, summary.gen_error))
+def _of_a_state(states: State, summary: State) -> State:
+    """Replace the losses by NaN if no replicate has a state to which they belong."""
+    exists = jnp.any(states.has_state)
+    train_loss, gen_error = (jnp.where(exists, a, jnp.nan) for a in (summary.train_loss, summary.gen_error))
     return dataclasses.replace(summary, train_loss=train_loss, gen_error=gen_error)
 
 
@@ -275,12 +273,10 @@ def _without_absent(states: State, summary: State) -> State:
 # derivative. In one program, reverse mode would pass that NaN on to the mean.
 @eqx.filter_jit
 def _means(states: State) -> State:
-    return _without_absent(states, jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states))
+    return _of_a_state(states, jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states))
 
 
 @eqx.filter_jit
 def _error_bars(states: State) -> State:
     counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
-    return _without_absent(
-        states, jax.tree.map(lambda a: error_bar(jnp.where(spread_to(counted, a), a, jnp.nan)), states)
-    )
+    return _of_a_state(states, jax.tree.map(lambda a: error_bar(jnp.where(spread_to(counted, a), a, jnp.nan)), states))
