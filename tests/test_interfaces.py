@@ -1,9 +1,10 @@
 """The interfaces of jax that may change without notice: all that the library uses, so that a new version names them.
 
 jax promises nothing about these modules. `averages/program.py` and `base/derivatives.py` define primitives by them,
-`base/nodewise.py` interprets a jaxpr, and `base/programs.py` stores programs. Apart from names, these details count:
-the parameters of primitives in `base/nodewise.py`, the order of a module's static fields in `node_data` of a tree, and
-the text of lowered programs, by which a run that resumes knows its model.
+`base/nodewise.py` interprets a jaxpr, and `base/programs.py` stores programs and removes damaged files of jax. Apart
+from names, these details count: the name of such a file, the parameters of primitives in `base/nodewise.py`, the order
+of a module's static fields in `node_data` of a tree, and the text of lowered programs, by which a run that resumes
+knows its model.
 """
 
 import ast
@@ -20,6 +21,7 @@ import tiedattn_jax as ta
 
 UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jax.experimental", "jax.export", "jaxlib")
 INTERFACES = {
+    "jax._src.compilation_cache": ["get_executable_and_time"],
     "jax.core": ["ShapedArray", "Tracer"],
     "jax.experimental.multihost_utils": ["broadcast_one_to_all", "process_allgather"],
     "jax.experimental.sparse.linalg": ["lobpcg_standard"],

@@ -15,6 +15,7 @@ from tiedattn_jax.base.errors import InputError
 
 SOBOL, PLAIN, GRID, LINES = ta.Sobol, ta.MonteCarlo, ta.GaussHermite, ta.Lines
 BAD = [  # refused when the recipe is made
+    (SOBOL, {"n": 8}, "n must be an integer of at least 16, got n=8"),
     (SOBOL, {"n": 1000}, "n must be a power of two for Sobol points, got n=1000: use 512 or 1024"),
     (SOBOL, {"n": 0}, "n must be an integer of at least 1"), (SOBOL, {"n": 64.0}, "n must be an integer"),
     (SOBOL, {"n": True}, "n must be an integer"), (SOBOL, {"n": "64"}, "n must be an integer"),
@@ -85,12 +86,13 @@ def test_bad_nodes(model):
     for call, message in (
         (lambda: make_rule(0, model), "nodes must be an integer of at least 1"),
         (lambda: make_rule(True, model), "nodes must be an integer"),
+        (lambda: make_rule(8, model, SOBOL()), "nodes must be at least 16 for Sobol points, got nodes=8"),
         *(
             (partial(make_rule, nodes, model), "nodes must be a recipe such as Lines")
             for nodes in (2.0, "lines", SOBOL)
         ),
         (lambda: make_rule(ta.Lines(3), fields), r"nodes must be single nodes, such as .* got nodes=.Lines"),
-        *((partial(kind(8).rule, 2.0), "model must be a tiedattn_jax") for kind in (SOBOL, PLAIN, GRID, LINES)),
+        *((partial(kind(16).rule, 2.0), "model must be a tiedattn_jax") for kind in (SOBOL, PLAIN, GRID, LINES)),
         *((partial(default_recipe, model, **arguments), message) for arguments, message in NUMBERS),
     ):
         with pytest.raises(InputError, match=message):

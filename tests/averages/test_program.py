@@ -38,7 +38,7 @@ def test_what_is_compiled_with_less_effort(compiled, model, monkeypatch):
     total, calls = compiled[0](), compiled[1]
     monkeypatch.setattr(averaging, "_known", lambda: True)
     lines = ta.Lines(1, replicates=2).rule(model)
-    single = ta.Sobol(4, replicates=2).rule(model)
+    single = ta.Sobol(16, replicates=2).rule(model)
     quick, default = {"compiler_options": {"xla_cpu_use_fusion_emitters": False}}, {}
     for rule, options in ((lines, quick), (single, default)):
         assert float(total(rule, 1.0)) == pytest.approx(2) and calls.pop() == options

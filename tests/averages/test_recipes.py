@@ -55,7 +55,7 @@ def test_a_recipe_is_a_value(model, kind):
     changed, names = dataclasses.replace(base, **options), {kind.__name__: kind for kind in OPTIONS}
     for recipe in (base, changed):
         assert eval(repr(recipe), names) == recipe
-    assert repr(ta.Lines()) == "Lines(9)" and repr(ta.Sobol(n=8, seed=1)) == "Sobol(8, seed=1)"
+    assert repr(ta.Lines()) == "Lines(9)" and repr(ta.Sobol(n=16, seed=1)) == "Sobol(16, seed=1)"
     assert repr(ta.Lines(5, direction=np.ones((2, 1)))) == "Lines(5, direction=((1.0,), (1.0,)))"
     with pytest.raises(dataclasses.FrozenInstanceError):
         base.seed = 1
@@ -100,10 +100,10 @@ def test_what_nodes_may_be(model):
     """None, a number, a recipe or a rule; numbers change the size of the default recipe and nothing else of it."""
     rule, grid = ta.Sobol(16).rule(model), ta.GaussHermite(12, replicates=2, least_weight=1e-10)
     for made, expected in (
-        (make_rule(None, model), ta.Lines(9)), (make_rule(None, model, ta.Sobol(8)), ta.Sobol(8)),
-        (make_rule(ta.Lines(3), model, ta.Sobol(8)), ta.Lines(3)),
+        (make_rule(None, model), ta.Lines(9)), (make_rule(None, model, ta.Sobol(32)), ta.Sobol(32)),
+        (make_rule(ta.Lines(3), model, ta.Sobol(32)), ta.Lines(3)),
         (make_rule(2**14, model), ta.Lines(7)), (make_rule(np.int64(2**14), model), ta.Lines(7)),
-        (make_rule(3000, model, ta.Sobol(8, seed=3, replicates=2)), ta.Sobol(2**12, seed=3, replicates=2)),
+        (make_rule(3000, model, ta.Sobol(32, seed=3, replicates=2)), ta.Sobol(2**12, seed=3, replicates=2)),
         (make_rule(3000, model, grid), ta.GaussHermite(7, replicates=2, least_weight=1e-10)),
     ):  # fmt: skip
         assert same(made, expected.rule(model)), expected

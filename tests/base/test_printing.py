@@ -21,7 +21,11 @@ SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 
 def test_numbers_with_error_bars():
     assert with_error(1.251537, 0.000123) == "1.25154(12)"
-    assert with_error(1.251537) == "1.25154" == with_error(1.251537, math.inf) == with_error(1.251537, 0.0)
+    assert with_error(1.251537) == "1.25154" == with_error(1.251537, 0.0)
+    assert [with_error(a, math.inf) for a in (0.806986, -12.3, 1234.5, 3.14e-7, 0.0)] == [
+        "0.81(?)", "-12(?)", "1234(?)", "3.1(?)e-7", "0"
+    ]  # fmt: skip
+    assert with_error(0.806986, math.nan) == "0.81(?)" and with_error(math.nan, math.inf) == "nan"
     assert with_error(-12.3, 4.56) == "-12.3(46)" and with_error(-0.004, 0.12) == "0.00(12)"
     assert with_error(0.00024622, 4.9e-7) == "0.00024622(49)"
     assert with_error(-3.14e-7, 1.4e-8) == "-3.14(14)e-7" and with_error(0.0, 2e-9) == "0.0(20)e-9"

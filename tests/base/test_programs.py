@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import tiedattn_jax as ta
 from tiedattn_jax.base import files, programs as compiled
@@ -201,6 +202,29 @@ def test_the_folder(folder, cache, monkeypatch, tmp_path):
         assert compiled.Traced.folder == expected
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "b")
     assert (tmp_path / "b" / "traced").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b""])
+def test_a_compiled_program_that_is_cut_off_is_replaced(folder, tmp_path, damage):
+    """jax itself warns in each process and never replaces the file."""
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        ta.use_compilation_cache(tmp_path / "b")
+        compilation_cache.reset_cache()
+
+        def compiled_anew():
+            jax.clear_caches()
+            return jax.jit(lambda a: jnp.sin(a) + len(damage(b"ab")))(1.0)
+
+        value = compiled_anew()
+        (path,) = (tmp_path / "b").glob("*-cache")
+        content = path.read_bytes()
+        path.write_bytes(damage(content))
+        assert compiled_anew() == value
+        assert len(path.read_bytes()) == pytest.approx(len(content), rel=0.1)  # no two have the same bytes
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has other permissions")

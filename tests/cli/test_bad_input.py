@@ -19,7 +19,7 @@ QUOTED = {
     "choose from": "train --layer causal, solve --branch lexical, solve --rule grid, gamp --init teacher, "
                    "train --optimizer sgd, histogram --mechanism lexical",
     "a power of two": "solve --nodes 1000, solve --nodes 0",
-    "from 1 to 16777216": "solve --nodes 33554432, solve --rule sobol --nodes 68719476736",
+    "from 16 to 16777216": "solve --nodes 8, solve --nodes 33554432, solve --rule sobol --nodes 68719476736",
     "an integer": "solve --nodes 1e4, gamp --instances x",
     "from 0": "solve --seed -1",
     "from 1": "solve --rank 0, solve --replicates 0, diagram --devices 0, gamp --d 0, train --steps 0, "

@@ -152,3 +152,20 @@ def test_the_cache_of_programs(capsys, monkeypatch, report, tmp_path):
         message = "TIEDATTN_CACHE must be a folder to which only you can write, because its programs are executed"
         text = f"tiedattn: {message}: chmod 700 it or use another, got TIEDATTN_CACHE='{tmp_path}"
         assert failed(capsys, "solve").startswith(text)
+
+
+def test_without_a_home_nothing_is_kept(capsys, monkeypatch, report):
+    """Neither HOME nor an entry of the user: the command says so in one line and works."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    settings = {}
+    monkeypatch.setattr("tiedattn_jax.cli.main.jax.config.update", settings.__setitem__)
+    monkeypatch.setattr("tiedattn_jax.base.programs.Path.home", homeless)
+    monkeypatch.delenv("TIEDATTN_CACHE")
+    assert main(["solve"]) == 0 and "jax_compilation_cache_dir" not in settings
+    message = "programs are not kept without a home directory: set TIEDATTN_CACHE to a folder"
+    assert capsys.readouterr().err == f"tiedattn: {message}\n"
+    with pytest.warns(UserWarning, match=f"^{message}$"):
+        ta.use_compilation_cache()

@@ -282,7 +282,7 @@ def test_small_encodings_keep_their_start(size, R, dtype):
         (lambda m: ta.sgd(m, START, 1.0, 1.0, kappa=-0.1), "kappa must be zero or positive"),
         (lambda m: ta.sgd(m, START, 1.0, 1.0, points=1), "points"),
         (lambda m: ta.sgd(m, START, 1.0, 1.0, steps=3), "steps must be a power of two"),
-        (lambda m: ta.sgd(m, START, 1.0, 1.0, nodes=ta.Sobol(8).rule(ta.DotProduct(teacher=np.eye(2)))), "nodes"),
+        (lambda m: ta.sgd(m, START, 1.0, 1.0, nodes=ta.Sobol(16).rule(ta.DotProduct(teacher=np.eye(2)))), "nodes"),
         (lambda m: ta.sgd(m, (0.04, 0.2, 0.1), 1.0, 1.0), "R larger than"),
         (lambda m: ta.sgd(m, (0.5, 0.2), 1.0, 1.0), "start must be"),
         (lambda m: ta.sgd(m, 0.5, 1.0, 1.0), "start must be"),

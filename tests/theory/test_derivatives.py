@@ -181,7 +181,7 @@ class Tilted(OneToken):
         return jnp.sum(0.5 * (jnp.sqrt(Z**2 + 1e-8) - 1) ** 2 + self.width * Z)
 
 
-class Descending(type(ta.Sobol(2).rule(ta.DotProduct()).stack)):
+class Descending(type(ta.Sobol(16).rule(ta.DotProduct()).stack)):
     """Nodes at the minimum that a descent from the field finds: a search that compiles quickly."""
 
     def search(self, model, x, block):

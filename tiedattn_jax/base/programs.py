@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jax._src import compilation_cache
 from jaxtyping import PyTree
 
 from .errors import InputError
@@ -63,18 +65,24 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
     library's models and rules, programs that average are also stored as traced text, so that later processes skip
     tracing. A changed source file invalidates the stored text; code that is replaced at run time does not.
 
-    Programs in the folder are executed, so only this user may be able to write to it.
+    Programs in the folder are executed, so only this user may be able to write to it. A file that is cut off or damaged
+    is replaced.
 
     Args:
         folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
-            to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set.
+            to keep nothing, or ``~/.cache/tiedattn_jax`` if it is not set. Without a home directory nothing is kept,
+            with a warning.
 
     Raises:
         InputError: a folder that was named cannot be made, or others can write to the folder.
     """
     named = folder or os.environ.get("TIEDATTN_CACHE")
     argument = "TIEDATTN_CACHE" if named and not folder else "folder"
-    location = named or Path.home() / ".cache" / "tiedattn_jax"
+    try:
+        location = named or Path.home() / ".cache" / "tiedattn_jax"
+    except RuntimeError:  # neither HOME nor an entry of the user
+        location = "0"
+        warnings.warn("programs are not kept without a home directory: set TIEDATTN_CACHE to a folder", stacklevel=2)
     if str(location) != "0":
         traced = Path(location) / "traced"
         for private in (Path(location), traced):
@@ -83,7 +91,21 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
                 raise InputError(argument, f"must be a folder that can be made, got {argument}='{location}'")
         jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        compilation_cache.get_executable_and_time = _read_or_remove
         Traced.folder = traced
+
+
+_READ = compilation_cache.get_executable_and_time
+
+
+def _read_or_remove(key: str, *args: Any, **options: Any) -> tuple[Any, int | None]:
+    """Read a compiled program as jax does, but remove a file that cannot be read; jax would never replace it."""
+    try:
+        return _READ(key, *args, **options)
+    except Exception:  # the content of a damaged file can fail in any way
+        with contextlib.suppress(OSError):
+            (Path(jax.config.jax_compilation_cache_dir) / f"{key}-cache").unlink()
+        return None, None
 
 
 def settings() -> dict[str, str]:

@@ -173,15 +173,20 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def with_error(value: Number, error: Number = 0.0) -> str:
-    """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7; without one, in six digits."""
+    """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7.
+
+    If the error bar is not known, as for a single replicate, two digits of the number are written, 0.81(?). A number
+    that is known exactly has the error bar zero and is written in six digits.
+    """
     value, error = float(value), float(error)
-    if not (math.isfinite(value) and math.isfinite(error)) or error <= 0:
+    scale = error if math.isfinite(error) else abs(value)
+    if not math.isfinite(value) or scale <= 0:
         return f"{value:.6g}"
-    power = math.floor(math.log10(max(abs(value), error)))
-    if power < _LEAST_POWER or error >= _MOST_ERROR:
+    power = math.floor(math.log10(max(abs(value), scale)))
+    if power < _LEAST_POWER or scale >= _MOST_ERROR:
         return f"{with_error(value / 10.0**power, error / 10.0**power)}e{power}"
-    digits = max(0, 1 - int(f"{error:.1e}".partition("e")[2]))
-    return f"{value:z.{digits}f}({round(error * 10**digits)})"
+    digits = max(0, 1 - int(f"{scale:.1e}".partition("e")[2]))
+    return f"{value:z.{digits}f}({round(error * 10**digits) if scale is error else '?'})"
 
 
 def by_token(values: Numbers, *others: Numbers) -> list[Shaped[Any, "..."]]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     try:
-        use_compilation_cache()
+        _keep_programs()
         report = _with_provenance(args, args.run(args))
         if args.out is not None:
             report_json = json.dumps(report.numbers, indent=1).encode()
@@ -73,6 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; nothing may be left to write at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.ok else 1
+
+
+def _keep_programs() -> None:
+    """Keep compiled programs; print one line on stderr if there is no folder for them."""
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        use_compilation_cache()
+    for complaint in complaints:
+        print(f"tiedattn: {complaint.message}", file=sys.stderr)
 
 
 def _line(problem: InputError, args: argparse.Namespace) -> str:
@@ -149,7 +159,7 @@ class CheckAction(argparse.Action):
         except Exception as problem:  # jax has no type of its own for it
             reason = (str(problem).splitlines() or [type(problem).__name__])[0] or type(problem).__name__
             parser.error(f"JAX must find a device, got {reason!r}: see JAX_PLATFORMS and the installed plugins of JAX")
-        use_compilation_cache()
+        _keep_programs()
         works, text = check_machine()
         print(text)
         parser.exit(0 if works else 1)

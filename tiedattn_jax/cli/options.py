@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from ..averages.recipes import SIZES, Sobol, default_recipe
+from ..averages.recipes import LEAST_SOBOL, SIZES, Sobol, default_recipe
 from ..averages.rules import REPLICATES, Rule
 from ..base.errors import InputError, require_memory
 from ..model.layers import LAYERS, AttentionLayer, DotProduct
@@ -83,7 +83,7 @@ not_negative = checked(
 )
 share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
 folder = checked(str, "a folder that can be written", _is_writable)
-_power_of_two = integer(1, _MAX_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
+_power_of_two = integer(LEAST_SOBOL, _MAX_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -214,7 +214,8 @@ class FixedPoint(Replicated):
         caveat = "; formally infinite with the jumps" if self.jumps else ""
         details = []
         if self.model.provides("target"):
-            details += [("gen_error_linear", f"{mean['gen_error_linear']:.7f}", WORDS["gen_error_linear"])]
+            linear = with_error(mean["gen_error_linear"], bars["gen_error_linear"])
+        details += [("gen_error_linear", linear, WORDS["gen_error_linear"])]
         share, bar = 100 * abs(mean["jump_mass"]), 100 * bars["jump_mass"]
         mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
         meaning = "the share of the jumps" if share <= 100 else "whose rest is negative, from the jumps"
