@@ -91,20 +91,20 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
                 raise InputError(argument, f"must be a folder that can be made, got {argument}='{location}'")
         jax.config.update("jax_compilation_cache_dir", str(location))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        compilation_cache.get_executable_and_time = _read_or_remove
+        compilation_cache.get_executable_and_time = _read_or_remove  # type: ignore[assignment]
         Traced.folder = traced
 
 
 _READ = compilation_cache.get_executable_and_time
 
 
-def _read_or_remove(key: str, *args: Any, **options: Any) -> tuple[Any, int | None]:
+def _read_or_remove(key: Any, *args: Any) -> Any:
     """Read a compiled program as jax does, but remove a file that cannot be read; jax would never replace it."""
     try:
-        return _READ(key, *args, **options)
+        return _READ(key, *args)
     except Exception:  # the content of a damaged file can fail in any way
         with contextlib.suppress(OSError):
-            (Path(jax.config.jax_compilation_cache_dir) / f"{key}-cache").unlink()
+            (Path(jax.config.values["jax_compilation_cache_dir"]) / f"{key}-cache").unlink()
         return None, None
 
 

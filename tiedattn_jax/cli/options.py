@@ -91,76 +91,56 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-# Options: keywords of `add_argument`, by name. The help text shows the defaults.
+Option = dict[str, Any]  # keywords of `add_argument`
+
+
+def option(text: str, kind: Callable[[str], Any] | None = None, default: Any = None, **keywords: Any) -> Option:
+    """Return an option; the parser adds the default to its help text."""
+    given = {"type": kind, "default": default, **keywords}
+    return {"help": text} | {name: value for name, value in given.items() if value is not None}
+
+
 _MODEL = defaults_of(DotProduct)
-ALPHA: dict[str, dict[str, Any]] = {"alpha": {"type": positive, "default": 2.0, "help": "samples per dimension n/d"}}
-MODEL: dict[str, dict[str, Any]] = {
-    "layer": {"choices": LAYERS, "default": "dot_product", "help": "attention layer"},
-    "omega": {"type": share, "default": _MODEL["omega"], "help": "positional share of the target"},
-    "sigma": {"type": positive, "default": _MODEL["sigma"], "help": "standard deviation of the tokens"},
-    "lam": {"type": not_negative, "default": _MODEL["lam"], "help": "ridge strength lambda; 0 only with --l1"},
-    "l1": {
-        "type": positive,
-        "metavar": "STRENGTH",
-        "help": "penalty STRENGTH |w| on every weight w; with the ridge this is the elastic net",
-    },
-    "mixing": {
-        "type": share,
-        "nargs": 4,
-        "metavar": ("A11", "A12", "A21", "A22"),
-        "help": "positional part A of the target, whose rows sum to 1; by default .6 .4 .4 .6, or 1 0 .4 .6 for "
-        "the layer causal_dot_product",
-    },
-    "rank": {
-        "type": integer(),
-        "default": _MODEL["rank"],
-        "help": "number of columns of the student; for the layer untied_dot_product, of its queries",
-    },
-    "teacher": {
-        "type": positive,
-        "default": _MODEL["teacher"],
-        "help": "squared norm Q*^T Q* / d of each column of the teacher",
-    },
-    "tied-teacher": {"action": "store_true", "help": "tie the target of the layer untied_dot_product"},
+_MIXING = "positional part A of the target, whose rows sum to 1; by default .6 .4 .4 .6, or 1 0 .4 .6 for the layer "
+_L1 = "penalty STRENGTH |w| on every weight w; with the ridge this is the elastic net"
+_RANK = "number of columns of the student; for the layer untied_dot_product, of its queries"
+_TEACHER = "squared norm Q*^T Q* / d of each column of the teacher"
+ALPHA = {"alpha": option("samples per dimension n/d", positive, 2.0)}
+MODEL = {
+    "layer": option("attention layer", default="dot_product", choices=LAYERS),
+    "omega": option("positional share of the target", share, _MODEL["omega"]),
+    "sigma": option("standard deviation of the tokens", positive, _MODEL["sigma"]),
+    "lam": option("ridge strength lambda; 0 only with --l1", not_negative, _MODEL["lam"]),
+    "l1": option(_L1, positive, metavar="STRENGTH"),
+    "mixing": option(f"{_MIXING}causal_dot_product", share, nargs=4, metavar=("A11", "A12", "A21", "A22")),
+    "rank": option(_RANK, integer(), _MODEL["rank"]),
+    "teacher": option(_TEACHER, positive, _MODEL["teacher"]),
+    "tied-teacher": option("tie the target of the layer untied_dot_product", action="store_true"),
 }
-OPTIMAL: dict[str, dict[str, Any]] = {
-    "optimal": {
-        "action": "store_true",
-        "help": "add the Bayes-optimal learner: the alphas of weak and perfect recovery of the teacher, and its test "
-        "error where the figure shows test errors",
-    }
-}
+_OPTIMAL = "add the Bayes-optimal learner: the alphas of weak and perfect recovery of the teacher, and its test error "
+OPTIMAL = {"optimal": option(f"{_OPTIMAL}where the figure shows test errors", action="store_true")}
 # Defaults of the options that reports repeat besides the model's numbers.
 ORIGIN = {**{name: MODEL[name]["default"] for name in ("layer", "rank", "teacher")}, "tied_teacher": False}
-_OUTPUT: dict[str, dict[str, Any]] = {
-    "seed": {"type": integer(0, 2**63 - 1), "default": 0, "help": "seed of the random numbers"},
-    "json": {"action": "store_true", "help": "print one JSON object on stdout, and show no progress bars"},
-    "out": {
-        "type": lambda text: Path(folder(text)),
-        "metavar": "DIR",
-        "help": "write figures and tables into this folder",
-    },
+_FOLDER = "write figures and tables into this folder"
+_OUTPUT = {
+    "seed": option("seed of the random numbers", integer(0, 2**63 - 1), 0),
+    "json": option("print one JSON object on stdout, and show no progress bars", action="store_true"),
+    "out": option(_FOLDER, lambda text: Path(folder(text)), metavar="DIR"),
 }
+_RULE = (
+    "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
+    "than two fields, lines means Sobol points, too"
+)
+_NODES = "approximate number of nodes in a replicate, a power of two"
+_REPLICATES = "number of independent replicates; their scatter gives the error bars"
 
 
-def averages(size: str = "solve") -> dict[str, Any]:
+def averages(size: str = "solve") -> dict[str, Option]:
     """Return the options `--rule --nodes --replicates`; `size` is the entry of `SIZES` with the default nodes."""
-    text = (
-        "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
-        "than two fields, lines means Sobol points, too"
-    )
     return {
-        "rule": {"choices": RULES, "default": "lines", "help": text},
-        "nodes": {
-            "type": _power_of_two,
-            "default": SIZES[size],
-            "help": "approximate number of nodes in a replicate, a power of two",
-        },
-        "replicates": {
-            "type": integer(),
-            "default": REPLICATES,
-            "help": "number of independent replicates; their scatter gives the error bars",
-        },
+        "rule": option(_RULE, default="lines", choices=RULES),
+        "nodes": option(_NODES, _power_of_two, SIZES[size]),
+        "replicates": option(_REPLICATES, integer(), REPLICATES),
     }
 
 
@@ -179,7 +159,7 @@ class Command(NamedTuple):
     name: str
     run: Callable[[argparse.Namespace], Report]
     text: str
-    options: dict[str, dict[str, Any]]
+    options: dict[str, Option]
     resume_hint: str | None = None
 
     def add_to(self, commands: argparse._SubParsersAction) -> None:

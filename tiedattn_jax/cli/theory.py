@@ -35,6 +35,7 @@ from .options import (
     integer,
     model_of,
     nodes_of,
+    option,
     png,
     positive,
     progress_bars,
@@ -164,22 +165,14 @@ def _curves_csv(curves: list[Table]) -> bytes:
 
 
 _ANY = "any"  # option value for the branch None, which imposes no symmetry
-
-
+_BRANCH = "branch; `any` sets no overlap to zero, as the lowest state of a student of rank two requires"
+_RTOL = "refine the averages until the relative error bars are this small; not with --rule, --nodes, --replicates"
 _SOLVE = {
     **ALPHA,
     **MODEL,
     **averages(),
-    "branch": {
-        "choices": [name or _ANY for name in BRANCHES],
-        "default": "semantic",
-        "help": "branch; `any` sets no overlap to zero, as the lowest state of a student of rank two requires",
-    },
-    "rtol": {
-        "type": positive,
-        "help": "refine the averages until the relative error bars are this small; not with --rule, --nodes, "
-        "--replicates",
-    },
+    "branch": option(_BRANCH, default="semantic", choices=[name or _ANY for name in BRANCHES]),
+    "rtol": option(_RTOL, positive),
 }
 
 
@@ -204,17 +197,15 @@ AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
 _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row of the table
 
 
-_AXIS = {"nargs": 4, "metavar": ("NAME", "LOW", "HIGH", "POINTS")}
+_AXIS = "NAME", "LOW", "HIGH", "POINTS"
+_ALPHA = f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}"
 _DIAGRAM = {
     **MODEL,
     **averages("grid"),
-    **{name: {**_AXIS, "default": axis.split(), "help": f"{name} axis of the grid"} for name, axis in AXES.items()},
-    "alpha": {
-        "type": positive,
-        "help": f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}",
-    },
-    "devices": {"type": integer(), "help": "number of devices for the grid; by default all; a CPU is one"},
-    "resume": {"action": "store_true", "help": "continue from the finished tracks in the folder of --out"},
+    **{k: option(f"{k} axis of the grid", default=axis.split(), nargs=4, metavar=_AXIS) for k, axis in AXES.items()},
+    "alpha": option(_ALPHA, positive),
+    "devices": option("number of devices for the grid; by default all; a CPU is one", integer()),
+    "resume": option("continue from the finished tracks in the folder of --out", action="store_true"),
     **OPTIMAL,
 }
 
