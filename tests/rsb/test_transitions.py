@@ -43,7 +43,7 @@ def _point(state, alpha=1.2, branch="semantic", rs=None, model=None) -> ta.resul
 def _replace_solves(monkeypatch, point, rs):
     """Let `transition_1rsb` take the points of a function of (model, alpha, branch), and the RS states of another."""
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", lambda model, alpha, branch, **_: point(model, alpha, branch))
-    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda model, alpha, branch, *_: rs(alpha, branch))
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda request: rs(request.alpha, request.branch))
 
 
 def test_a_state_without_breaking_says_that_rs_is_exact():

@@ -131,9 +131,9 @@ def stub_solve(monkeypatch, lines, points=(0, 0.0)):
     """Replace `solve_checked` by a stub that notes requests and returns a status and an error bar by kind of rule."""
     requests = []
 
-    def solve_checked(model, alpha, branch, nodes, start, settings):
-        kind = kind_of(nodes.stack)
-        requests.append((kind, nodes.size, start))
+    def solve_checked(request):
+        kind = kind_of(request.nodes.stack)
+        requests.append((kind, request.nodes.size, request.start))
         status, bar = lines if kind == "L" else points
         scatter = 1.05 * bar / len(requests) * np.array([1, -1, 1, -1])
         return made.fixed_point(scatter=scatter, status=[int(status)] * 4)
@@ -143,7 +143,7 @@ def stub_solve(monkeypatch, lines, points=(0, 0.0)):
 
 
 def refined(model, rtol, **settings):
-    request = solving.Request(model, jnp.array(2.0), "semantic", None, None, ta.Settings(**settings))
+    request = solving.Request(model, jnp.array(2.0), "semantic", settings=ta.Settings(**settings))
     return solving._refined(request, rtol)
 
 

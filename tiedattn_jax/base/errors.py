@@ -214,15 +214,11 @@ def require_not_negative(value: Any, argument: str, dtype: DTypeLike = float) ->
 def require_key(key: Any) -> None:
     """Raise an `InputError` unless `key` is one random key: a typed one, or a raw uint32 vector."""
     is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
-    is_raw = isinstance(key, (np.ndarray, jax.Array)) and key.dtype == np.uint32 and key.shape == _raw_key_shape()
+    raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))  # of the random numbers that jax is set to
+    is_raw = isinstance(key, (np.ndarray, jax.Array)) and (key.shape, key.dtype) == (raw.shape, raw.dtype)
     if not (is_typed or is_raw):
         text = " ".join(str(key).split())
         raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={text:.80}")
-
-
-def _raw_key_shape() -> tuple[int, ...]:
-    """Return the shape of a raw key of the random numbers that jax is set to."""
-    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
 
 
 def require_keys(keys: Any) -> None:

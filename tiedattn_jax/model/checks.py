@@ -197,11 +197,6 @@ def _check_names(model: Model, even: bool) -> None:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
 
 
-def _check_penalty(model: Model, even: bool) -> None:
-    if model.penalty is not None:
-        check_penalty(model.penalty, model.lam, even)
-
-
 def _check_law(model: Model, even: bool) -> None:
     (L, _, t), law = model.shape, _computed("law", model.law)
     require_kind(law, "law", SpectralLaw, "a method that returns a SpectralLaw")
@@ -364,7 +359,7 @@ _CHECKS: tuple[Callable[[Model, bool], None], ...] = (
     _check_names,
     _check_arguments,
     lambda model, even: check_numbers(model),
-    _check_penalty,
+    lambda model, even: None if model.penalty is None else check_penalty(model.penalty, model.lam, even),
     _check_law,
     _check_functions,
 )

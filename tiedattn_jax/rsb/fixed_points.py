@@ -20,7 +20,7 @@ from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.report import Description, Row
-from ..base.results import MeanField, Replicated, Settings, Status, error_bar
+from ..base.results import MeanField, Replicated, Status, error_bar
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
@@ -29,7 +29,7 @@ from ..theory.engine import run_one
 from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
 from ..theory.paths import Call, Path
-from ..theory.solve import check_alpha, solve_checked
+from ..theory.solve import Request, check_alpha, solve_checked
 from ..theory.states import FixedPoint, State
 from .newton import Moving, Problem, Solution, fixed_point
 from .potentials import Averages, OneRSBOverlaps, averages_at
@@ -191,7 +191,7 @@ def solve_1rsb(
     if s is not None:
         s = require_number(s, "s", "positive", lambda v: v > 0, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
-    rs = solve_checked(model, alpha, branch, rule, None, Settings())
+    rs = solve_checked(Request(model, alpha, branch, rule))
     rs_primal, is_differentiated = lax.stop_gradient(rs), not is_concrete((model, alpha))
     solutions = run_one(_replicates(rs_primal, rule, s, is_differentiated))
     states = []

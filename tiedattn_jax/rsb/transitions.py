@@ -23,7 +23,7 @@ from ..phases.locate import Search, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
 from ..theory.quantities import Quantity, with_sensitivities
-from ..theory.solve import solve_checked
+from ..theory.solve import Request, solve_checked
 from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
@@ -100,7 +100,7 @@ def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _S
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
     # RS states at the 1RSB alpha_c give the change of the derivatives on the way. Both theories are on the same lines.
     shifted_alpha, nodes = alpha + jnp.mean(shifts), lines_1rsb(model, **rule)
-    shifted_states = [solve_checked(model, shifted_alpha, p.branch, nodes, p.rs.overlaps, Settings()) for p in pair]
+    shifted_states = [solve_checked(Request(model, shifted_alpha, p.branch, nodes, p.rs.overlaps)) for p in pair]
     difference = partial(jax.tree.map, jnp.subtract)
     rs = difference(*(p.rs.replicates.train_loss_partials for p in pair))
     shifted = difference(*(state.replicates.train_loss_partials for state in shifted_states))

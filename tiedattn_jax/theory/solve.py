@@ -93,36 +93,53 @@ def solve(
         InputError: if `alpha` is not positive, `branch` is unknown, shapes do not fit, or the loss is not even; also if
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
+    request = _checked(model, alpha, branch, nodes, rtol, start, settings)
+    return solve_checked(request) if rtol is None else _refined(request, rtol)
+
+
+class Request(NamedTuple):
+    """The arguments of `solve` after their checks."""
+
+    model: Model
+    alpha: Float[Array, ""]
+    branch: str | None
+    nodes: Rule | None = None
+    start: Overlaps | None = None
+    settings: Settings = Settings()
+
+
+def _checked(
+    model: Model,
+    alpha: Number,
+    branch: str | None,
+    nodes: AnyNodes,
+    rtol: float | None,
+    start: FixedPoint | Overlaps | None,
+    settings: Settings | None,
+) -> Request:
+    """Check the arguments of `solve`; without settings, set a tolerance that allows for `rtol`."""
     check(model, even=branch is not None)
-    branch, alpha, dtype = branch_of(branch).name, check_alpha(model, alpha), model.lam.dtype
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
-    rule = None if nodes is None else make_rule(nodes, model)
-    checked_start = None if start is None else check_start(model, start)
-    tol = Settings.tol
+    request = Request(
+        model,
+        check_alpha(model, alpha),
+        branch_of(branch).name,
+        None if nodes is None else make_rule(nodes, model),
+        None if start is None else check_start(model, start),
+    )
+    tol, dtype = Settings.tol, model.lam.dtype
     if rtol is not None:
         smallest = 100 * float(jnp.finfo(dtype).eps)
         requirement = f"at least {smallest:.2g} in {dtype}"
         if dtype == jnp.float32:
             requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
         require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
-        if rule is not None:
+        if nodes is not None:
             raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
         if not is_concrete((model, alpha)):
             raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
         tol = min(tol, rtol / 10)
-    request = Request(model, alpha, branch, rule, checked_start, settings or Settings(tol=tol))
-    return solve_checked(*request) if rtol is None else _refined(request, rtol)
-
-
-class Request(NamedTuple):
-    """The arguments of `solve` after their checks, with default settings; `nodes` and `start` may be missing."""
-
-    model: Model
-    alpha: Float[Array, ""]
-    branch: str | None
-    nodes: Rule | None
-    start: Overlaps | None
-    settings: Settings
+    return request._replace(settings=settings or Settings(tol=tol))
 
 
 def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
@@ -157,15 +174,9 @@ def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
     return start
 
 
-def solve_checked(
-    model: Model,
-    alpha: Float[Array, ""],
-    branch: str | None,
-    nodes: Rule | None,
-    start: Overlaps | None,
-    settings: Settings,
-) -> FixedPoint:
-    """Return the result of `solve` for arguments that were checked."""
+def solve_checked(request: Request) -> FixedPoint:
+    """Return the result of `solve`."""
+    model, alpha, branch, nodes, start, settings = request
     primal, start = lax.stop_gradient(((model, alpha), start))
     rule = make_rule(None, primal[0]) if nodes is None else nodes
     if at_top_level(*primal, nodes, start):
@@ -195,7 +206,7 @@ def _refined(request: Request, rtol: float) -> FixedPoint:
     def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
         """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
         nodes = recipe.rule(request.model)
-        point = solve_checked(*request._replace(nodes=nodes))
+        point = solve_checked(request._replace(nodes=nodes))
         return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
 
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
