@@ -66,6 +66,16 @@ class FieldLines(eqx.Module):
         return (self.origin + s * self.direction).reshape(*self.problem.V.shape[:2], -1)
 
 
+class _Row:
+    """One of the first rows of a `Section`."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def __get__(self, section: Section, owner: type) -> Float[Array, "*places N"]:
+        return section.rows[..., self.index, :]
+
+
 class Section(eqx.Module):
     """The minimiser z on the plane c . z = t of every line, and its energy A(t) with two derivatives.
 
@@ -74,9 +84,19 @@ class Section(eqx.Module):
 
     Attributes:
         rows: t, energy, s, slope, error, z, tangent: 5 + 2 n rows.
+        t: place of the plane.
+        energy: A(t).
+        s: A'(t), the place on the line at which the minimiser on the plane is stationary.
+        slope: A''(t).
+        error: largest entry of the last Newton step; infinite after a failed search.
     """
 
     rows: Float[Array, "*places rows N"]
+    t = _Row(0)
+    energy = _Row(1)
+    s = _Row(2)
+    slope = _Row(3)
+    error = _Row(4)
 
     @classmethod
     def of(
@@ -92,31 +112,6 @@ class Section(eqx.Module):
         """Make a section from its numbers."""
         numbers = (a[..., None, :] for a in (t, energy, s, slope, error))
         return cls(jnp.concatenate([*numbers, z, tangent], -2))
-
-    @property
-    def t(self) -> Float[Array, "*places N"]:
-        """Place of the plane."""
-        return self.rows[..., 0, :]
-
-    @property
-    def energy(self) -> Float[Array, "*places N"]:
-        """A(t)."""
-        return self.rows[..., 1, :]
-
-    @property
-    def s(self) -> Float[Array, "*places N"]:
-        """A'(t), the place on the line at which the minimiser on the plane is stationary."""
-        return self.rows[..., 2, :]
-
-    @property
-    def slope(self) -> Float[Array, "*places N"]:
-        """A''(t)."""
-        return self.rows[..., 3, :]
-
-    @property
-    def error(self) -> Float[Array, "*places N"]:
-        """Largest entry of the last Newton step; infinite after a failed search."""
-        return self.rows[..., 4, :]
 
     @property
     def z(self) -> Float[Array, "*places n N"]:

@@ -119,21 +119,16 @@ def as_array(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, 
     return array
 
 
-def as_number(value: Any, argument: str, dtype: DTypeLike | None, *, positive: bool = False) -> Real[Array, ""]:
+def as_number(value: Any, argument: str, dtype: DTypeLike | None) -> Real[Array, ""]:
     """Return one real number as an array of `dtype`; it may be traced.
 
-    Args:
-        positive: whether a concrete number must be positive and finite.
-
     Raises:
-        InputError: `value` is not a real number, or is several, or is out of range.
+        InputError: `value` is not a real number, or is several.
     """
     number = as_array(value, argument, dtype)
     if number.shape != ():
         advice = "sweep for a branch at several alphas, or jax.vmap" if argument == "alpha" else "jax.vmap for several"
         raise InputError(argument, f"must be one number, got shape {number.shape}: use {advice}")
-    if positive and is_concrete(number):
-        require(np.isfinite(number) & (number > 0), argument, number, "positive and finite")
     return number
 
 

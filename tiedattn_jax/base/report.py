@@ -64,6 +64,11 @@ class Description(NamedTuple):
         """The kind of the result, and how the computation ended."""
         return ": ".join(filter(None, (self.what, self.status)))
 
+    @property
+    def sections(self) -> list[tuple[str, Sequence[Row]]]:
+        """All rows of the page: the numbers, and the tables with their headings."""
+        return [("", [*self.numbers, *self.details]), *self.tables]
+
 
 class Printed(eqx.Module):
     """Base of modules that print their numbers: `repr` gives one line, `print` and notebooks a page.
@@ -90,12 +95,8 @@ class Printed(eqx.Module):
         if not self.readable:
             return eqx.tree_pformat(self)
         description = self.describe()
-        tables = [("", [*description.numbers, *description.details]), *description.tables]
-        parts = [
-            description.title or type(self).__name__,
-            *(part for head, rows in tables for part in (head, table(rows))),
-        ]
-        return "\n".join(filter(None, parts))
+        parts = [part for head, rows in description.sections for part in (head, table(rows))]
+        return "\n".join(filter(None, [description.title or type(self).__name__, *parts]))
 
     def save(self, path: Path | str) -> None:
         """Write the result to one .npz file, whole or not at all; `tiedattn_jax.load` reads it.
@@ -142,7 +143,7 @@ class Printed(eqx.Module):
             return f"<pre>{html.escape(eqx.tree_pformat(self))}</pre>"
         description = self.describe()
         parts = [f"<b>{type(self).__name__}</b> {html.escape(description.title)}"]
-        for head, rows in [("", [*description.numbers, *description.details]), *description.tables]:
+        for head, rows in description.sections:
             cells = ("".join(f"<td style='text-align:left'>{html.escape(c)}</td>" for c in row) for row in rows)
             body = "".join(f"<tr>{row}</tr>" for row in cells)
             parts.append(html.escape(head) + f"<table>{body}</table>" * bool(body))

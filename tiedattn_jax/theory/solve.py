@@ -33,7 +33,7 @@ from ..base.arrays import (
     solve as solve_entries,
     stacked,
 )
-from ..base.errors import InputError, as_array, as_number, is_concrete, require_kind, require_number, with_values
+from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
@@ -148,7 +148,7 @@ def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
     Raises:
         InputError: if alpha is not one positive and finite number.
     """
-    return as_number(alpha, "alpha", model.lam.dtype, positive=True)
+    return require_positive(alpha, "alpha", model.lam.dtype)
 
 
 def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:

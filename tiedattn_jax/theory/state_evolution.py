@@ -12,7 +12,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -59,6 +58,7 @@ class StateEvolution(Replicated):
     """
 
     batch_probe = "alpha", 0
+    SETTING = ("alpha",)
     model: Model
     alpha: Float[Array, "*batch"]
     branch: str | None = eqx.field(static=True)
@@ -69,12 +69,8 @@ class StateEvolution(Replicated):
         """Means over the replicates."""
         return self.mean.overlaps
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return setting, history and error bars, ready for JSON."""
-        values, bars = (
-            {k: np.asarray(a).tolist() for k, a in vars(x.overlaps).items()} for x in (self.mean, self.stderr)
-        )
-        return {"alpha": float(self.alpha), **values, "status": self.status_name, "stderr": bars}
+    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return vars(self.mean.overlaps), vars(self.stderr.overlaps)
 
     def describe(self) -> Description:
         final, bars = (indexed(x.overlaps, -1) for x in (self.mean, self.stderr))
