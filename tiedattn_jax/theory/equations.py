@@ -237,9 +237,13 @@ def _(primals: Any, tangents: Any) -> tuple[State, State]:
     states = with_tangents(*primals)
     derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
     direction, exists = ravel_pytree(tuple(setting_tangents))[0], states.has_state
-    # The slopes, not the products, are set to zero: reverse mode multiplies them with zeros, which NaN would survive.
-    derivatives = jax.tree.map(lambda slope: jnp.where(spread_to(exists, slope), slope, 0.0), derivatives)
-    return states, dataclasses.replace(state_tangents, **jax.tree.map(lambda slope: slope @ direction, derivatives))
+
+    def of_states(a: Float[Array, "R ..."]) -> Float[Array, "R ..."]:
+        return jnp.where(spread_to(exists, a), a, 0.0)
+
+    # Reverse mode multiplies slopes with cotangents, and either can be NaN without a state: both are set to zero.
+    moving = jax.tree.map(lambda slope: of_states(of_states(slope) @ direction), derivatives)
+    return states, dataclasses.replace(state_tangents, **moving)
 
 
 @program
