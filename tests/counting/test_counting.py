@@ -56,9 +56,8 @@ def test_sample():
     assert np.all(np.abs(frequency - 1 / 15) < 5 * (14 / 15**2 / x.size) ** 0.5)
     assert not np.array_equal(x, np.sort(x, axis=0))  # the split does not follow the sorted sequences
     assert abs(np.mean(data.train[:, 0]) - 7) < 1
-    assert not np.array_equal(
-        x, np.concatenate([(second_sample := task.sample(jax.random.key(1), 3000)).train, second_sample.test])
-    )
+    other = task.sample(jax.random.key(1), 3000)
+    assert not np.array_equal(x, np.concatenate([other.train, other.test]))
 
 
 def test_adam_is_the_papers():
@@ -130,9 +129,8 @@ def test_what_attention_reads(mechanism):
 
 def test_masks_are_the_published_ones():
     w = task.Transformer(jax.random.key(0), length=5, tokens=3, width=4)
-    zeros = {
-        name: jax.tree.map(lambda m: np.argwhere(np.asarray(m) == 0), task.mask(w, name)) for name in task.MECHANISMS
-    }
+    masks = {name: task.mask(w, name) for name in task.MECHANISMS}
+    zeros = jax.tree.map(lambda m: np.argwhere(np.asarray(m) == 0), masks)
     for name, rows in (("semantic", {2, 3}), ("positional", {0, 1})):
         zero_entries = zeros[name]
         assert set(zero_entries.tokens[:, 1]) == {2, 3} and len(zero_entries.tokens) == 6
@@ -385,9 +383,8 @@ def test_figures(data, frozen, free):
     sequences = data.examples()
     repeated = [len(set(x)) for x in sequences.tolist()]
     assert repeated == sorted(repeated, reverse=True) and repeated[-1] < repeated[0]
-    figure = attention_figure(
-        {k: task.attention(t.run(0), sequences) for k, t in (("frozen", frozen), ("free", free))}, sequences
-    )
+    matrices = {k: task.attention(t.run(0), sequences) for k, t in (("frozen", frozen), ("free", free))}
+    figure = attention_figure(matrices, sequences)
     panels = figure.axes[:6]
     for axis, x in zip(panels, np.tile(sequences, (2, 1)), strict=True):
         assert len(axis.patches) == np.sum(x[:, None] == x) and len(axis.texts) == 25
