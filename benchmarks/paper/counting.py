@@ -43,7 +43,7 @@ def compute(task: Task) -> None:
 
             frozen = counting.train(key[None], data, name, epochs=sizes["epochs"], **options("frozen"))
             free = counting.unfreeze(key[None], frozen, data, epochs=sizes["free_epochs"], **options("free"))
-            comparison = {field: values[0] for field, values in vars(counting.compare(frozen, free)).items()}
+            comparison = {name: values[0] for name, values in counting.compare(frozen, free).items()}
             matrices = {
                 f"attention_{stage}": counting.attention(training.run(0), examples)
                 for stage, training in (("frozen", frozen), ("free", free))

@@ -4,6 +4,7 @@ import argparse
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from tiedattn_jax import counting
@@ -56,6 +57,20 @@ def test_command(capsys, tmp_path):
     assert extended[0] == 0 and extended[1].startswith("positional: 2 runs: 2 max steps\n  accuracy  ")
     assert (tmp_path / "positional_free_from_4.checkpoint").exists()
     assert "| accuracy |" in (tmp_path / "positional_table.md").read_text()
+
+
+def test_the_worse_status_of_both_stages_counts(monkeypatch):
+    w = jax.tree.map(
+        lambda a: a[None].repeat(2, 0), counting.Transformer(jax.random.key(0), length=3, tokens=3, width=4, hidden=2)
+    )
+    stages = (
+        counting.Training(w, w, w, counting.History(*[np.ones((2, 1))] * 5), np.array(s)) for s in ([0, 4], [2, 0])
+    )
+    monkeypatch.setattr(simulations, "_trained", lambda args: (None, *stages, None))
+    sizes = {"length": 3, "tokens": 3, "width": 4, "hidden": 2, "epochs": 1, "free_epochs": 1}
+    report = simulations.run_histogram(argparse.Namespace(**sizes, runs=2, mechanism="free", out=None))
+    assert report.numbers["status"] == "nonfinite" and not report.ok
+    assert report.text.startswith("free: 2 runs: 1 max steps, 1 nonfinite\n  accuracy ")
 
 
 def test_an_interrupted_command_says_how_to_go_on(capsys, tmp_path, monkeypatch):

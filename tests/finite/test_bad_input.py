@@ -91,11 +91,12 @@ def scaled(c, x=1.0, y=1.0, teacher=True):
     return Data(x * c.x, y * fields, c.teacher if teacher else None)
 
 
-def earlier_run(c, n):
+def earlier_run(c, n, **parts):
     """A result of message passing on n sentences."""
     zeros = dict.fromkeys((field.name for field in dataclasses.fields(GAMP)), jnp.zeros(()))
     overlaps = Overlaps(*(jnp.zeros((1, 1, 1)),) * 3, m=jnp.zeros((1, 1)))
-    return GAMP(**{**zeros, "Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps})
+    known = {"Q": c.teacher, "C": jnp.ones((1, 1, 1)), "g": jnp.ones((2, 1, n)), "overlaps": overlaps}
+    return GAMP(**{**zeros, **known, **parts})
 
 
 def value_run(c):
@@ -133,7 +134,7 @@ ROWS = [
     (
         lambda c: Data.from_sentences(c.data.inputs(), np.ones((40, 2, 2))),
         "labels",
-        r"such as T @ inputs, of shape .* = \(40, 2, 200\), got \(n, L, L\), the shape of attention matrices",
+        r"\(40, 2, 200\), got \(n, L, L\), the shape of at",
     ),
     (lambda c: c.nameless.rho, "teacher", "must be known for its overlaps"),
     (lambda c: c.nameless.teacher_gram, "teacher", "must be known for its norm"),
@@ -144,11 +145,7 @@ ROWS = [
     (lambda c: sample_data(c.model, 100.0, 1.0, c.key), "d", "must be an integer of at least 4, got d=100.0"),
     (lambda c: sample_data(c.model, True, 1.0, c.key), "d", "must be an integer"),
     (lambda c: sample_data(c.other, 8, 1.0, c.key), "d", r"must leave L \+ t \+ 1 = 4 coordinates"),
-    (
-        lambda c: sample_data(c.model, 10**7, 1000.0, c.key),
-        "d",
-        r"smaller.* 1e\+10 sentences would take [\d.]+e\+09 GiB",
-    ),
+    (lambda c: sample_data(c.model, 10**7, 1000.0, c.key), "d", r"1e\+10 sentences would take [\d.]+e\+09 GiB"),
     (lambda c: sample_data(c.model, 100, 1e306, c.key), "d", "must be smaller"),
     (lambda c: sample_data(c.model, 100, 0.001, c.key), "alpha", "must be at least 1 / d = 0.01"),
     (lambda c: sample_data(c.model, 100, -1.0, c.key), "alpha", "must be positive and finite, got alpha=-1.0"),
@@ -173,15 +170,10 @@ ROWS = [
     # starts, and data that do not fit the model
     (lambda c: start(c.model, c.data, "sematic"), "init", "must be 'semantic', 'positional', 'random'"),
     (lambda c: start(c.model, c.data, np.ones((199, 1))), "init", r"must have shape \(d, r\) with d = 200, r = 1"),
-    (lambda c: start(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
-    (lambda c: start(c.model, c.data, "random", scale=NAN), "scale", "must be positive"),
+    *((lambda c, v=v: start(c.model, c.data, "random", scale=v), "scale", "must be positive") for v in (0.0, NAN)),
     (lambda c: start(c.model, c.data, "random", scale=[1.0, 2.0]), "scale", "must be one number"),
     (lambda c: start(c.model, c.data, "random", key=1), "key", "must be one key"),
-    (
-        lambda c: start(c.model, c.nameless, "semantic"),
-        "teacher",
-        "init='semantic', .* or another start, such as init=",
-    ),
+    (lambda c: start(c.model, c.nameless, "semantic"), "teacher", "init='semantic', .* or another start, such as "),
     (lambda c: start(c.model, c.plain, "positional"), "init", "must be 'semantic', 'random' or an array"),
     (lambda c: train(ta.DotProduct(teacher=jnp.eye(2)), c.data), "data", "must have .* t = 2 teacher fields"),
     (lambda c: gamp(c.model, c.small), "data", "must be float64 as the model is, .* got float32"),
@@ -190,23 +182,15 @@ ROWS = [
     (
         lambda c: gamp(c.model, Data(c.x * D**0.5, c.y, c.teacher)),
         "data",
-        r"variance / d, x / sqrt\(d\) for tokens x, got 199 times that",
+        r"/ d, x / sqrt\(d\) for .*got 199 times that",
     ),
     (lambda c: risk(c.model, Data(c.x * D**0.5, c.y), c.teacher), "data", r"got 199 times|got 200 times|got 201 times"),
-    (
-        lambda c: gamp(c.model, scaled(c, D**-0.5, D**-0.5)),
-        "data",
-        r"x / sqrt\(d\) for tokens x, got 0.0049. times that",
-    ),
+    (lambda c: gamp(c.model, scaled(c, D**-0.5, D**-0.5)), "data", r"x / sqrt\(d\) for .*, got 0.0049. times that"),
     (lambda c: gamp(c.model, scaled(c, y=D**0.5)), "data", r"must have fields y = .*got 200 times .* of its teacher"),
     (lambda c: gamp(c.model, scaled(c, y=D**-0.5)), "data", r"must have fields y = .*got 0.005 times"),
     (lambda c: gamp(c.model, scaled(c, y=D**0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
     (lambda c: gamp(c.model, scaled(c, y=D**-0.5, teacher=False)), "data", "fields y = .* the variance of the model"),
-    (
-        lambda c: gamp(ta.DotProduct(sigma=0.5 * D**0.5), scaled(c, D**0.5, D**-0.5)),
-        "data",
-        "fields y = .*got 2.5e-05 times the variance of those of its teacher",
-    ),
+    (lambda c: gamp(ta.DotProduct(sigma=0.5 * D**0.5), scaled(c, D**0.5, D**-0.5)), "data", "y = .*2.5e-05 .* teacher"),
     (lambda c: gamp(c.model, encoded(c, 1.0)), "data", r"encodings .*law has them \(1\), got 200: divide"),
     (lambda c: gamp(c.model, c.x), "data", "must be a tiedattn_jax.Data"),
     (lambda c: gamp("dot product", c.data), "model", "must be a tiedattn_jax.Model"),
@@ -214,43 +198,32 @@ ROWS = [
     (lambda c: gamp(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
     (lambda c: gamp(c.model, c.data, steps=2.5), "steps", "must be an integer of at least 1, got steps=2.5"),
     (lambda c: gamp(c.model, c.data, steps=10**12), "steps", "must be smaller"),
-    (lambda c: gamp(c.model, c.data, tol=0.0), "tol", "must be positive"),
-    (lambda c: gamp(c.model, c.data, tol=NAN), "tol", "must be positive"),
+    *((lambda c, v=v: gamp(c.model, c.data, tol=v), "tol", "must be positive") for v in (0.0, NAN)),
     (lambda c: gamp(c.model, c.data, tol="1e-3"), "tol", "must be a real number"),
     (lambda c: gamp(c.model, c.data, damping=1.5), "damping", r"must be in \(0, 1\], or None"),
     (lambda c: gamp(c.model, c.data, damping=0.0), "damping", r"must be in \(0, 1\]"),
     (lambda c: gamp(c.model, c.data, damping=[0.1, 0.2]), "damping", "must be one number"),
     (lambda c: gamp(c.model, c.data, response="stein"), "response", "must be one of regression, derivative"),
     (
-        lambda c: gamp(c.model, c.data, dataclasses.replace(earlier_run(c, N), damping=None)),
+        lambda c: gamp(c.model, c.data, earlier_run(c, N, damping=None)),
         "init",
-        "must be an earlier run of `gamp`, got one of `posterior_mean`",
+        "of `gamp`, got one of `posterior_mean`",
     ),
     (lambda c: gamp(c.model, c.data, earlier_run(c, N + 1)), "init.g", r"must have shape \(L, r, n\) with .*n = 40"),
     (lambda c: gamp(c.model, c.data, "random", scale=0.0), "scale", "must be positive"),
     (lambda c: gamp(c.model, c.data, "random", key=1), "key", "must be one key"),
     # training
-    (
-        lambda c: train(c.model, c.data, "gd"),
-        "init",
-        "must be 'semantic', 'positional', 'random', 'spectral' .*got init='gd'",
-    ),
+    (lambda c: train(c.model, c.data, "gd"), "init", "'positional', 'random', 'spectral' .*got init='gd'"),
     (lambda c: train(c.model, c.data, optimizer="sgd"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, steps=0), "steps", "must be an integer of at least 1"),
     (lambda c: train(c.model, c.data, steps=-3), "steps", "must be an integer of at least 1, got steps=-3"),
     (lambda c: train(c.model, c.data, steps=10**12), "steps", r"must be smaller, .*would take 1.49e\+04 GiB"),
-    (lambda c: train(c.model, c.data, rate=-0.1), "rate", "must be positive"),
-    (lambda c: train(c.model, c.data, rate=NAN), "rate", "must be positive"),
+    *((lambda c, v=v: train(c.model, c.data, rate=v), "rate", "must be positive") for v in (-0.1, NAN)),
     (lambda c: train(c.model, c.data, rate=[0.1, 0.2]), "rate", "must be one number"),
-    (lambda c: train(c.model, c.data, tol=-1.0), "tol", "must be zero or positive"),
-    (lambda c: train(c.model, c.data, tol=NAN), "tol", "must be zero or positive"),
+    *((lambda c, v=v: train(c.model, c.data, tol=v), "tol", "must be zero or positive") for v in (-1.0, NAN)),
     (lambda c: train(c.model, c.data, init=np.ones(200)), "init", "must have shape"),
     (lambda c: train(c.model, c.data, init=NAN * c.teacher), "init", "must be finite, got 200 entries"),
-    (
-        lambda c: train(c.model, c.data, init=earlier_run(c, N)),
-        "init",
-        "must be an array of real numbers, .* of type GAMP",
-    ),
+    (lambda c: train(c.model, c.data, init=earlier_run(c, N)), "init", "must be an array of real .* of type GAMP"),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", scale=-1.0), "scale", "must be positive"),
     (lambda c: train(c.model, c.data, "random", optimizer="gd", key=1.5), "key", "must be one key"),
     (lambda c: risk(c.model, c.data, np.ones((3, 1))), "Q", "must have shape"),
@@ -261,11 +234,7 @@ ROWS = [
     (lambda c: train(c.model, c.data, value=NAN), "value", "must be zero or positive"),
     (lambda c: train(c.model, c.data, value=[0.1, 0.2]), "value", "must be one number"),
     (lambda c: train(c.model, c.data, labels=c.data.inputs()), "labels", "must be None unless a value matrix"),
-    (
-        lambda c: train(c.model, c.data, value=1.0, labels=c.x),
-        "labels",
-        r"must have shape \(n, L, d\) with n = 40, L = 2",
-    ),
+    (lambda c: train(c.model, c.data, value=1.0, labels=c.x), "labels", r"shape \(n, L, d\) with n = 40, L = 2"),
     (lambda c: train(c.model, c.data, value=1.0, labels=NAN * c.data.inputs()), "labels", "must be finite"),
     (lambda c: train(c.model, c.data, value=1.0, optimizer="newton"), "optimizer", "must be one of gd, adam, lbfgs"),
     (lambda c: train(c.model, c.data, value=1.0, steps=10**12), "steps", "must be smaller"),
@@ -273,21 +242,9 @@ ROWS = [
     (lambda c: train(c.model, c.data, value=1.0, tol=-1.0), "tol", "must be zero or positive"),
     (lambda c: train(c.model, c.x, value=1.0), "data", "must be a tiedattn_jax.Data"),
     (lambda c: train(c.other, c.data, value=1.0), "model", "must have a method `student` for a value matrix"),
-    (
-        lambda c: train(ta.DotProduct(penalty=ta.L1(0.1)), c.data, value=1.0),
-        "model",
-        "must have no penalty .* penalty=None",
-    ),
-    (
-        lambda c: train(c.model, c.wide, value=1.0),
-        "data",
-        r"must be smaller, got data=\(2, 1, 200000, 1\): .* 2.38e\+03 GiB",
-    ),
-    (
-        lambda c: gamp(c.model, c.data, value_run(c)),
-        "init",
-        "must be an array of real numbers, .* of type Training",
-    ),
+    (lambda c: train(ta.DotProduct(penalty=ta.L1(0.1)), c.data, value=1.0), "model", "have no penalty .* penalty=None"),
+    (lambda c: train(c.model, c.wide, value=1.0), "data", r"smaller, got data=\(2, 1, 200000, 1\): .* 2.38e\+03"),
+    (lambda c: gamp(c.model, c.data, value_run(c)), "init", "must be an array of real .* of type Training"),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, W=np.eye(3)), "W", r"shape \(d, d\) with d = 200"),
     (lambda c: heldout_error(c.other, c.data, c.teacher, c.key, W=np.eye(D)), "model", "a method `target`"),
     # measurements
@@ -295,8 +252,7 @@ ROWS = [
     (lambda c: linear_baseline(c.x), "data", "must be a tiedattn_jax.Data"),
     (lambda c: linear_baseline(c.data, test=c.plain), "test", "must have labels for the linear baseline"),
     (lambda c: linear_baseline(c.data, test=c.three), "test", "must be 2 tokens of float64 as data"),
-    (lambda c: linear_baseline(c.data, ridge=-1.0), "ridge", "must be zero or positive"),
-    (lambda c: linear_baseline(c.data, ridge=NAN), "ridge", "must be zero or positive"),
+    *((lambda c, v=v: linear_baseline(c.data, ridge=v), "ridge", "must be zero or positive") for v in (-1.0, NAN)),
     (lambda c: linear_baseline(c.single), "data", "must have two sentences or more"),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, sentences=1), "sentences", "an integer of at least 2"),
     (lambda c: heldout_error(c.model, c.data, c.teacher, c.key, sentences=9.5), "sentences", "an integer of at least"),
@@ -313,11 +269,7 @@ ROWS = [
     (lambda c: run_instances(c.model, 60, 1.0, "train", c.keys), "run", r"must take \(data, key\)"),
     (lambda c: run_instances(c.model, 60, 1.0, None, [0, 1]), "keys", "must be typed PRNG keys of shape"),
     (lambda c: run_instances(c.model, 10**7, 1e3, None, c.keys), "d", "must be smaller"),
-    (
-        lambda c: run_instances(c.model, 999, 9, None, jax.random.split(c.key, 10**6), batch=10**6),
-        "d",
-        "must be smaller",
-    ),
+    (lambda c: run_instances(c.model, 999, 9, None, jax.random.split(c.key, 10**6), batch=10**6), "d", "be smaller"),
     (lambda c: run_instances(c.model, 60, NAN, None, c.keys), "alpha", "must be positive"),
     (lambda c: run_instances(c.other, 60, 1.0, None, c.keys), "model", "must have a method `with_teacher`"),
     # the counting task
@@ -345,8 +297,7 @@ ROWS = [
     (lambda c: task.train(c.keys, c.words, epochs=0), "epochs", "must be an integer of at least 1"),
     (lambda c: task.train(c.keys, c.words, epochs=1.5), "epochs", "must be an integer of at least 1"),
     (lambda c: task.train(c.keys, c.words, batch=0), "batch", "must be an integer of at least 1"),
-    (lambda c: task.train(c.keys, c.words, rate=-1.0), "rate", "must be positive and finite"),
-    (lambda c: task.train(c.keys, c.words, rate=NAN), "rate", "must be positive and finite"),
+    *((lambda c, v=v: task.train(c.keys, c.words, rate=v), "rate", "must be positive and finite") for v in (-1.0, NAN)),
     (lambda c: task.train(c.keys, c.words, rate=[1.0, 2.0]), "rate", "must be one number"),
     (lambda c: task.train(c.keys, c.words, width=0), "width", "must be an even integer of at least 2"),
     (lambda c: task.train(c.keys, c.words, width=10**7), "width", "must be smaller"),

@@ -94,9 +94,8 @@ def test_exact_labels_alone(model, data):
     Q = 0.3 * whole.teacher
     options = {"optimizer": "lbfgs", "steps": 20, "exact": True}
     expected, result = (ta.train(model, sentences, Q, **options) for sentences in (whole, alone))
-    np.testing.assert_array_equal(result.Q, expected.Q)
-    np.testing.assert_array_equal(result.losses, expected.losses)
-    np.testing.assert_array_equal(result.overlaps.m, expected.overlaps.m)
+    for of in (lambda run: run.Q, lambda run: run.losses, lambda run: run.overlaps.m):
+        np.testing.assert_array_equal(of(result), of(expected))
     assert np.isnan(result.overlaps.theta).all() and np.isfinite(expected.overlaps.theta).all()
     assert "not known without the teacher" in str(result) and "not known" not in str(expected)
     assert "theta" not in result.to_dict()
@@ -107,14 +106,9 @@ def test_exact_labels_alone(model, data):
     assert np.isfinite(with_values.train_loss) and np.isnan(with_values.overlaps.theta).all()
     positional = ta.train(model, alone, "positional", **{**options, "steps": 2})
     assert positional.iterations == 2
-    for call in (
-        lambda: ta.train(model, alone, Q),
-        lambda: ta.gamp(model, alone, Q),
-        lambda: alone.raw_labels(model),
-        lambda: ta.risk(model, alone, Q),
-    ):
+    for needs_fields in (ta.train, ta.gamp, ta.risk, lambda model, data, Q: data.raw_labels(model)):
         with pytest.raises(ta.InputError, match=r"data must have a teacher or its fields .* got labels only"):
-            call()
+            needs_fields(model, alone, Q)
     for call in (lambda: ta.train(model, alone, **options), lambda: ta.realised(model, alone)):
         with pytest.raises(ta.InputError, match="teacher must be known"):
             call()

@@ -115,8 +115,7 @@ def test_cross_validation_of_the_linear_baseline(data):
         in_training = np.arange(10) % 8 != k % 8
         gram, cross = labels.gram[..., in_training].sum(-1) + 0.2 * np.eye(2), labels.cross[..., in_training].sum(-1)
         W = cross @ np.linalg.inv(gram)
-        errors[k] = (
-            labels.energy[k] / 2 - np.sum(W * labels.cross[..., k]) + np.trace(W @ labels.gram[..., k] @ W.T) / 2
-        )
+        energy, cross, gram = labels.energy[k], labels.cross[..., k], labels.gram[..., k]
+        errors[k] = energy / 2 - np.sum(W * cross) + np.trace(W @ gram @ W.T) / 2
     np.testing.assert_allclose(baseline.gen_error.value, errors.mean(), rtol=1e-10)
     np.testing.assert_allclose(baseline.gen_error.stderr, errors.std(ddof=1) / 10**0.5, rtol=1e-8)

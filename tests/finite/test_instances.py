@@ -1,9 +1,5 @@
 """Instances are compared with the theory at the teacher that each one has drawn."""
 
-import os
-import subprocess
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,19 +14,17 @@ from tiedattn_jax.finite.instances import Compared, distance
 from tiedattn_jax.model.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
+KEYS = jax.random.split(jax.random.key(0), 4)
+CASE = CASES[0]  # semantic, at alpha = 2
+NAMES = ("train_loss", "gen_error", "q", "V", "theta", "m")
 
 
 @pytest.fixture(scope="module")
 def instances(model, lines):
     progress = []
+    keys, options = jax.random.split(jax.random.key(0), 8), {"nodes": lines, "progress": lambda *k: progress.append(k)}
     instances = ta.run_instances(
-        model,
-        250,
-        2.0,
-        lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10),
-        jax.random.split(jax.random.key(0), 8),
-        nodes=lines,
-        progress=lambda done, total: progress.append((done, total)),
+        model, 250, 2.0, lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10), keys, **options
     )
     assert progress == [(k, 8) for k in range(9)]
     return instances
@@ -40,7 +34,7 @@ def instances(model, lines):
 def test_message_passing_agrees_with_theory(instances):
     assert np.all(instances.ok) and np.all(instances.branch == "semantic") and np.max(instances.gradient_norm) <= 1e-10
     gaps = instances.difference("semantic")
-    assert set(gaps) == {"train_loss", "gen_error", "q", "V", "theta", "m"}
+    assert set(gaps) == set(NAMES)
     for name, (simulation, theory, gap, bar) in gaps.items():
         if name != "m":
             assert gap == pytest.approx(simulation - theory)
@@ -55,42 +49,29 @@ def test_theory_is_that_of_the_realised_teacher(model, lines, instances):
     np.testing.assert_allclose(instances.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
     assert instances.theory_stderr.q[3] > 0 and np.std(instances.theory.q) > 0.02 * np.mean(instances.theory.q)
     # The realised teacher explains most of the scatter.
-    assert np.std(instances.simulation.train_loss - instances.theory.train_loss) < np.std(
-        instances.simulation.train_loss
-    )
+    losses = instances.simulation.train_loss
+    assert np.std(losses - instances.theory.train_loss) < np.std(losses)
 
 
 def test_table(instances):
     text = instances.summary()
     assert "semantic: 8 of 8 instances, 8 at a critical point" in text
-    for name in ("train_loss", "gen_error", "q", "V", "theta", "m"):
-        assert name in text
-    assert (
-        f"{np.mean(instances.simulation.train_loss):.6g}" in text
-        and f"{np.mean(instances.theory.train_loss):.6g}" in text
-    )
+    losses = (f"{np.mean(x.train_loss):.6g}" for x in (instances.simulation, instances.theory))
+    assert all(part in text for part in (*NAMES, *losses))
 
 
 def test_differences_are_those_of_the_usable_instances():
-    """Differences use only usable instances, here three of eight made by hand.
-
-    Means, the scatter of the differences and the theory's error bar are checked.
-    """
+    """Differences use only usable instances, three of eight: means, scatter and the theory's error bar."""
     q, theory = np.array([1.0, 2.0, 4.0, 50.0, 60.0, 70.0, 80.0, 90.0]), np.array([1.5, 2.5, 3.0, *[np.nan] * 5])
     status = np.array([0, 1, 2, 3, 4, 0, 0, 0])
-    quantities = [Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3))]
+    simulation, theory, bars = (Compared(*[a] * 6) for a in (q, theory, np.full(8, 0.3)))
     zeros = np.zeros(8)
     columns = {
-        "simulation": eqx.tree_at(lambda c: c.V, quantities[0], np.full(8, np.nan)),
-        "theory": quantities[1],
-        "theory_stderr": quantities[2],
+        "simulation": eqx.tree_at(lambda c: c.V, simulation, np.full(8, np.nan)),
+        **{"theory": theory, "theory_stderr": bars, "status": status},
         "branch": np.array(["semantic"] * 3 + ["unsettled"] * 2 + ["semantic"] + ["positional"] * 2),
-        "distance": np.zeros((8, 2)),
-        "rho": zeros,
-        "status": status,
-        "finished": zeros.astype(bool),
-        "gradient_norm": zeros,
-        "iterations": zeros.astype(int),
+        **{"distance": np.zeros((8, 2)), "rho": zeros, "gradient_norm": zeros},
+        **{"finished": zeros.astype(bool), "iterations": zeros.astype(int)},
         "theory_status": np.array([0, 1, 0, 0, 0, ta.Status.absent, 0, 0]),
     }
     instances = made.instances(**columns)
@@ -143,24 +124,25 @@ def test_message_passing_that_does_not_settle_is_finished(model):
         result = ta.gamp(model, data, "semantic", tol=1e-10)
         return eqx.tree_at(lambda f: (f.Q, f.status), result, (result.Q + 0.01, jnp.array(int(ta.Status.max_steps))))
 
-    keys = jax.random.split(jax.random.key(2), 2)
-    result = ta.run_instances(model, 60, 2.0, unsettled, keys, theory=False)
+    def numbers_of(run, count=1):
+        return ta.run_instances(model, 60, 2.0, run, KEYS[:count], theory=False, sentences=256)
+
+    result = numbers_of(unsettled, 2)
     assert np.all(result.finished) and np.all(result.ok) and np.max(result.gradient_norm) <= 1e-10
     assert "2 finished by L-BFGS" in result.summary() or "1 finished by L-BFGS" in result.summary()
 
     def settled(data, key):
         result = ta.gamp(model, data, "semantic", tol=1e-10)
-        return eqx.tree_at(
-            lambda f: f.Q, result, ta.train(model, data, result.Q, optimizer="lbfgs", steps=1000, tol=1e-10).Q
-        )
+        end = ta.train(model, data, result.Q, optimizer="lbfgs", steps=1000, tol=1e-10)
+        return eqx.tree_at(lambda f: f.Q, result, end.Q)
 
-    assert not ta.run_instances(model, 60, 2.0, settled, keys[:1], theory=False).finished[0]
+    assert not numbers_of(settled).finished[0]
 
     def blown_up(data, key):
         result = ta.gamp(model, data, "semantic", tol=1e-10)
         return eqx.tree_at(lambda f: (f.Q, f.status), result, (1e150 + result.Q, jnp.array(int(ta.Status.nonfinite))))
 
-    result = ta.run_instances(model, 60, 2.0, blown_up, keys[:1], theory=False)
+    result = numbers_of(blown_up)
     assert result.status.tolist() == [ta.Status.nonfinite] and not result.finished[0] and not result.usable[0]
     assert np.isnan(result.simulation.V[0]) and result.branch.tolist() == ["unsettled"]
 
@@ -175,10 +157,8 @@ def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
     def short(data, key):
         return ta.train(model, data, "semantic", optimizer="adam", steps=2)
 
-    keys = jax.random.split(jax.random.key(2), 1)
-    (message_passing, training) = (
-        ta.run_instances(model, 60, 2.0, run, keys, theory=False) for run in (stopped, short)
-    )
+    options = {"theory": False, "sentences": 256}
+    message_passing, training = (ta.run_instances(model, 60, 2.0, f, KEYS[:1], **options) for f in (stopped, short))
     assert message_passing.status[0] == training.status[0] == ta.Status.max_steps
     assert message_passing.groups == {"unsettled": 1} and training.groups == {"semantic": 1}
     assert np.isnan(message_passing.simulation.V[0]) and not message_passing.usable[0] and training.usable[0]
@@ -190,48 +170,48 @@ def test_a_run_that_minimises_no_risk_is_refused(model):
         return ta.posterior_mean(model, data, steps=1)
 
     with pytest.raises(ta.InputError, match="run must return a result of `gamp` or `train`, got one of `posterior"):
-        ta.run_instances(model, 40, 1.0, run, jax.random.split(jax.random.key(0), 1), theory=False)
+        ta.run_instances(model, 40, 1.0, run, KEYS[:1], theory=False)
 
 
-CASE = CASES[0]  # semantic, at alpha = 2
+# Size and scatter of every quantity.
+UNITS = {
+    **{name: (getattr(CASE, name), 2) for name in ("train_loss", "q", "V")},
+    **{"theta": ((CASE.q / 4) ** 0.5, 2), "m": (CASE.q**0.5, 3), "gen_error": (None, 1)},
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "scatter"),
-    [
-        ("train_loss", CASE.train_loss, 2),
-        ("q", CASE.q, 2),
-        ("V", CASE.V, 2),
-        ("theta", (CASE.q / 4) ** 0.5, 2),
-        ("m", CASE.q**0.5, 3),
-        ("gen_error", None, 1),
-    ],
-)
-def test_distance_to_a_branch(name, size, scatter):
+def compared(**numbers):
+    """The quantities of the state, some of them replaced."""
+    return Compared(**{name: jnp.asarray(getattr(CASE, name)) for name in NAMES} | numbers)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_distance_to_a_branch(name):
     """A quantity off by five units sets the distance to a branch; smaller gaps and the test error do not count."""
-    theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
-    close = Compared(**{**theory, "train_loss": theory["train_loss"] * 1.1, "V": jnp.array(jnp.nan)})
-    far = eqx.tree_at(lambda c: getattr(c, name), close, theory[name] + 5 * scatter * (size or 1.0) / 100**0.5)
+    size, scatter = UNITS[name]
+    close = compared(train_loss=jnp.asarray(CASE.train_loss * 1.1), V=jnp.array(jnp.nan))
+    gap = 5 * scatter * (size or 1.0) / 100**0.5
+    far = eqx.tree_at(lambda c: getattr(c, name), close, jnp.asarray(getattr(CASE, name) + gap))
     assert distance(close, 100, made.fixed_point()) == pytest.approx(0.5)
     assert distance(far, 100, made.fixed_point()) == pytest.approx(5.0 if size else 0.5)
     assert distance(far, 400, made.fixed_point()) == pytest.approx(10.0 if size else 1.0)
 
 
 def test_distance_with_error_bars_and_without_a_state():
-    theory = {k: jnp.asarray(getattr(CASE, k)) for k in ("train_loss", "gen_error", "q", "V", "theta", "m")}
-    compared = Compared(**{**theory, "train_loss": 2 * theory["train_loss"]})
+    doubled = compared(train_loss=jnp.asarray(2 * CASE.train_loss))
     scattered = made.fixed_point(scatter=(-0.3, -0.1, 0.1, 0.3))
     bar = float(scattered.stderr.train_loss) / CASE.train_loss
-    assert distance(compared, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
-    assert distance(compared, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # the error bar is unknown
-    assert distance(compared, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
-    assert np.isnan(distance(compared, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
+    assert distance(doubled, 10**8, scattered) == pytest.approx(1 / bar, rel=1e-4) and bar > 0.05
+    assert distance(doubled, 400, made.fixed_point(scatter=(0.0,))) == pytest.approx(10.0)  # the error bar is unknown
+    assert distance(doubled, 100, made.fixed_point(status=[int(ta.Status.absent)] * 4)) == np.inf
+    assert np.isnan(distance(doubled, 100, made.fixed_point(status=[int(ta.Status.max_steps)] * 4)))
 
 
-def test_ends_are_named_for_what_they_are(model, lines):
+def test_ends_are_named_for_what_they_are(model, monkeypatch):
     """Ends are named after the branch whose numbers they match: semantic, positional, or neither if halfway between."""
-    states = [ta.solve(model, 2.0, b, lines) for b in ("semantic", "positional")]
-    semantic, positional = ((s.overlaps, s.train_loss) for s in states)
+    states = {case.branch: made.fixed_point(case) for case in CASES[:2]}
+    monkeypatch.setattr("tiedattn_jax.finite.instances.solve", lambda model, alpha, branch, nodes: states[branch])
+    semantic, positional = ((s.overlaps, s.train_loss) for s in states.values())
     halfway = jax.tree.map(lambda a, b: 0.52 * a + 0.48 * b, semantic, positional)  # theta is the larger overlap
     endings = iter([semantic, halfway, positional, semantic])
 
@@ -243,9 +223,7 @@ def test_ends_are_named_for_what_they_are(model, lines):
         return eqx.tree_at(lambda e: (e.overlaps, e.train_loss), end, returned[-1])
 
     returned = []
-    instances = ta.run_instances(
-        model, 400, 2.0, run, jax.random.split(jax.random.key(0), 4), nodes=lines, normalise=True, sentences=256
-    )
+    instances = ta.run_instances(model, 400, 2.0, run, KEYS, normalise=True, sentences=256)
     assert instances.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
     # The other branch is solved only where the first one is too far.
     assert np.isnan(instances.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
@@ -276,40 +254,5 @@ def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semant
         return ta.train(model, data, "semantic", optimizer="adam", steps=2)
 
     monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
-    instances = ta.run_instances(model, 60, 2.0, run, jax.random.split(jax.random.key(0), 1), sentences=256)
+    instances = ta.run_instances(model, 60, 2.0, run, KEYS[:1], sentences=256)
     assert instances.branch.tolist() == [name] and instances.theory_status.tolist() == [int(ta.Status[worst])]
-
-
-SHARDED = """
-import jax, numpy as np, tiedattn_jax as ta
-jax.config.update("jax_enable_x64", True)
-model = ta.DotProduct()
-data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
-assert len(data.x.sharding.device_set) == 8
-assert data.x.addressable_shards[0].data.shape == (2, 15, 60)
-found = ta.gamp(model, data, "semantic", tol=1e-10)
-trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
-error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
-np.savez(r"{out}", x=data.x, w=found.Q, V=found.overlaps.V, Q=trained.Q, loss=trained.train_loss, error=error)
-"""
-
-
-@pytest.mark.long
-def test_eight_devices_equal_one(model, tmp_path):
-    out = tmp_path / "eight.npz"
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    flags = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
-    subprocess.run([sys.executable, "-c", SHARDED.format(out=out)], check=True, env={**os.environ, **flags, **cache})
-    arrays = np.load(out)
-    data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
-    result = ta.gamp(model, data, "semantic", tol=1e-10)
-    trained = ta.train(model, data, "positional", optimizer="lbfgs", steps=2000)
-    error = ta.heldout_error(model, data, data.teacher, jax.random.key(1)).value
-    # A program from the store may round differently.
-    np.testing.assert_allclose(arrays["x"], data.x, rtol=0, atol=1e-15)
-    np.testing.assert_allclose(arrays["w"], result.Q, atol=1e-8)
-    np.testing.assert_allclose(arrays["V"], result.overlaps.V, rtol=1e-8)
-    np.testing.assert_allclose(arrays["Q"], trained.Q, atol=1e-8)
-    np.testing.assert_allclose(arrays["loss"], trained.train_loss, rtol=1e-12)
-    np.testing.assert_allclose(arrays["error"], error, rtol=1e-12)

@@ -89,16 +89,8 @@ def test_optimisers_without_proximal_steps_are_refused(net, data, optimizer):
 def test_theory():
     """Twelve instances at d = 800 agree with the theory of an L1 penalty within error bars."""
     model = ta.DotProduct(lam=0.01, penalty=ta.L1(0.01))
-    keys = jax.random.split(jax.random.key(0), 12)
-    result = ta.run_instances(
-        model,
-        800,
-        3.0,
-        lambda data, _: gamp(model, data, "semantic"),
-        keys,
-        nodes=ta.Lines(5).rule(model),
-        normalise=True,
-    )
+    keys, options = jax.random.split(jax.random.key(0), 12), {"nodes": ta.Lines(5), "normalise": True}
+    result = ta.run_instances(model, 800, 3.0, lambda data, key: gamp(model, data, "semantic"), keys, **options)
     assert result.ok.all() and not result.finished.any()
     for name, (_, theory, gap, bar) in result.difference("semantic").items():
         assert abs(gap) < 4 * bar + 0.01 * theory or theory == 0, name

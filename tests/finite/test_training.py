@@ -19,10 +19,14 @@ def data(model):
     return sample_data(model, 120, 2.0, jax.random.key(0))
 
 
+@pytest.fixture(scope="module")
+def minima(model, data):
+    return {init: train(model, data, init, optimizer="lbfgs", steps=500) for init in ("semantic", "positional")}
+
+
 def raw_risk(model, data, Q, exact):
     """The risk from raw arrays, sentence by sentence."""
-    x, d = data.inputs(), data.x.shape[2]
-    p = data.encodings
+    x, d, p = data.inputs(), data.x.shape[2], data.encodings
 
     def sentence_risk(x, y, label):
         Z = (x + p) @ Q / d**0.5
@@ -91,12 +95,11 @@ def test_gradient_descent_is_the_paper_s_rule(model, data):
     assert int(stalled.status) == Status.stalled and int(stalled.iterations) == 1
 
 
-def test_the_published_steps_do_not_end_at_a_minimum():
-    model = ta.DotProduct()
-    data = ta.sample_data(model, 100, 1.0, jax.random.key(0))
-    published = ta.train(model, data, "semantic", optimizer="gd")
-    minimum = ta.train(model, data, published.Q, optimizer="lbfgs")
-    assert int(published.status) == ta.Status.max_steps and int(minimum.status) == ta.Status.converged
+def test_the_published_steps_do_not_end_at_a_minimum(model):
+    data = sample_data(model, 100, 1.0, jax.random.key(0))
+    published = train(model, data, "semantic", optimizer="gd")
+    minimum = train(model, data, published.Q, optimizer="lbfgs")
+    assert int(published.status) == Status.max_steps and int(minimum.status) == Status.converged
     assert 1e-3 < jnp.linalg.norm(published.Q - minimum.Q) / jnp.linalg.norm(minimum.Q) < 0.2
 
 
@@ -114,8 +117,8 @@ def test_the_default_optimiser(model, data):
 
 
 @pytest.mark.parametrize("init", ["semantic", "positional"])
-def test_optimisers_reach_the_same_minimum(model, data, init):
-    best = train(model, data, init, optimizer="lbfgs", steps=500)
+def test_optimisers_reach_the_same_minimum(model, data, minima, init):
+    best = minima[init]
     assert int(best.status) == Status.converged and float(best.gradient_norm) <= 1e-10
     np.testing.assert_allclose(best.train_loss, risk(model, data, best.Q) / 120, rtol=1e-13)
     adam = train(model, data, best.Q + 1e-3, optimizer="adam", steps=5000, tol=1e-9)
@@ -125,17 +128,19 @@ def test_optimisers_reach_the_same_minimum(model, data, init):
     assert np.all(np.diff(gd.losses[: int(gd.iterations) + 1]) < 1e-15)
 
 
-def test_histories(model, data):
-    result = train(model, data, "semantic", optimizer="lbfgs", steps=500)
+def test_histories_and_a_start_at_the_minimum_that_stops_at_once(model, data, minima):
+    result = minima["semantic"]
     k = int(result.iterations)
     assert np.all(np.isfinite(result.losses[: k + 1])) and np.all(np.isnan(result.losses[k + 1 :]))
     assert result.losses[k] == result.train_loss and result.gradient_norms[k] == result.gradient_norm
     np.testing.assert_allclose(result.overlaps.q, 0.25 * jnp.sum(result.Q**2) / 120 * jnp.ones((2, 1, 1)), rtol=1e-12)
+    restarted = train(model, data, result.Q, optimizer="gd")
+    assert int(restarted.iterations) == 0 and bool(restarted.ok)
 
 
-def test_training_on_exact_labels(model, data):
-    limit, exact = (train(model, data, "semantic", optimizer="lbfgs", steps=500, exact=e) for e in (False, True))
-    assert bool(exact.ok) and float(jnp.max(jnp.abs(exact.Q - limit.Q))) > 1e-3
+def test_training_on_exact_labels(model, data, minima):
+    exact = train(model, data, "semantic", optimizer="lbfgs", steps=500, exact=True)
+    assert bool(exact.ok) and float(jnp.max(jnp.abs(exact.Q - minima["semantic"].Q))) > 1e-3
     gradient = jax.grad(lambda Q: raw_risk(model, data, Q, True))(exact.Q)
     assert float(jnp.max(jnp.abs(gradient))) < 1e-9
 
@@ -148,19 +153,14 @@ def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer):
     assert np.all(np.isfinite(result.Q)) and np.isfinite(result.train_loss)
 
 
-def test_a_start_at_the_minimum_stops_at_once(model, data):
-    best = train(model, data, "semantic", optimizer="lbfgs", steps=500)
-    restarted = train(model, data, best.Q, optimizer="gd")
-    assert int(restarted.iterations) == 0 and bool(restarted.ok)
-
-
 def test_instances_by_vmap_and_one_bad_lane(model):
     instances = jax.vmap(lambda k: sample_data(model, 60, 1.0, k))(jax.random.split(jax.random.key(0), 2))
-    rates = jnp.array([0.15, 1e4])
-    runs = jax.jit(jax.vmap(lambda data, rate: train(model, data, "semantic", optimizer="gd", steps=300, rate=rate)))(
-        instances, rates
-    )
-    single = train(model, jax.tree.map(lambda a: a[0], instances), "semantic", optimizer="gd", steps=300)
+
+    def run(data, rate):
+        return train(model, data, "semantic", optimizer="gd", steps=300, rate=rate)
+
+    runs = jax.jit(jax.vmap(run))(instances, jnp.array([0.15, 1e4]))
+    single = run(jax.tree.map(lambda a: a[0], instances), 0.15)
     np.testing.assert_allclose(runs.Q[0], single.Q, atol=1e-12)
     assert runs.status.tolist() == [Status.max_steps, Status.nonfinite] and np.all(np.isfinite(runs.Q))
 

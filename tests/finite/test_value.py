@@ -89,9 +89,7 @@ def test_the_value_matrix_is_a_ridge_regression(model, data, trained):
     mixed, labels = (np.reshape(a, (-1, D)) / D**0.5 for a in (S @ inputs, labels))
     gram, cross = (mixed.T @ b + 0.05 * np.eye(D) for b in (mixed, labels))
     np.testing.assert_allclose(trained.W, np.linalg.solve(gram, cross), atol=2e-9)
-    assert (
-        float(trained.shift) == pytest.approx(np.linalg.norm(trained.W - np.eye(D)) / D**0.5) and trained.shift > 0.03
-    )
+    assert trained.shift == pytest.approx(np.linalg.norm(trained.W - np.eye(D)) / D**0.5) and trained.shift > 0.03
 
 
 @pytest.mark.parametrize(("alpha", "ridge"), [(1.5, 0.3), (1.5, 0.0), (0.25, 0.3)])
@@ -112,14 +110,10 @@ def test_l_bfgs_has_the_value_matrix_at_its_best_after_any_step(model, data):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_without_a_ridge_the_best_value_matrix_is_the_one_nearest_to_the_identity(model, times):
-    """Without a ridge the best value matrix is the one nearest to the identity, by the pseudo-inverse.
-
-    There are fewer rows than dimensions, and every sentence occurs `times` times.
-    """
+    """It is given by the pseudo-inverse: rows are fewer than dimensions, every sentence occurs `times` times."""
     data = sample_data(model, D, 0.2, jax.random.key(0))
-    data = ta.Data.from_sentences(
-        jnp.tile(data.inputs(), (times, 1, 1)), teacher=data.teacher, encodings=data.encodings
-    )
+    x = jnp.tile(data.inputs(), (times, 1, 1))
+    data = ta.Data.from_sentences(x, teacher=data.teacher, encodings=data.encodings)
     labels, Q = data.raw_labels(model) + 0.1, D**0.5 * np.asarray(data.encodings)[:1].T  # tokens attend to themselves
     W = jax.jit(best_value)(model, data, labels, Q, 0.0)
     inputs = np.asarray(data.inputs() + data.encodings)
@@ -170,9 +164,7 @@ def test_gradient_descent_by_hand(model, data):
 def test_held_out_error_against_sentences_at_hand(model, data):
     Q, W = matrices()
     measured = heldout_error(model, data, Q, jax.random.key(3), sentences=4000, W=W)
-    key = jax.random.key(4)
-    rng = np.random.default_rng(0)
-    x = 0.5 * rng.standard_normal((4000, 2, D))
+    key, x = jax.random.key(4), 0.5 * np.random.default_rng(0).standard_normal((4000, 2, D))
     fresh = ta.Data.from_sentences(x, teacher=data.teacher, encodings=data.encodings)
     direct = raw_risk(model, fresh, fresh.raw_labels(model), Q, W, 0.0) - 0.5 * model.lam * jnp.sum(Q**2)
     assert abs(float(measured.value - direct / 4000)) < 4 * 2**0.5 * float(measured.stderr)
@@ -187,9 +179,8 @@ def test_instances(model):
     def run(data, key):
         return train(model, data, "semantic", value=model.lam, steps=20)
 
-    separate, batched = (
-        run_instances(model, D, 1.0, run, KEYS, theory=False, sentences=300, batch=batch) for batch in (1, 2)
-    )
+    options = {"theory": False, "sentences": 300}
+    separate, batched = (run_instances(model, D, 1.0, run, KEYS, batch=batch, **options) for batch in (1, 2))
     np.testing.assert_allclose(separate.simulation.gen_error, batched.simulation.gen_error, rtol=1e-6)
     key_data, _, key_test = jax.random.split(KEYS[0], 3)
     data = sample_data(model, D, 1.0, key_data)

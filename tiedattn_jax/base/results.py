@@ -49,6 +49,8 @@ class Result(Printed):
     fails leaves the gradients of the others alone.
     """
 
+    USABLE: ClassVar[Status] = Status.stalled  # the last status of a result that can be used
+
     @property
     def status_name(self: Any) -> Any:
         """The status in words; a list if `status` is an array."""
@@ -56,8 +58,11 @@ class Result(Printed):
 
     @property
     def ok(self: Any) -> bool | Bool[Any, "..."]:
-        """Whether the result can be used: it converged, or stalled at the accuracy of the averages."""
-        return self.status <= Status.stalled
+        """Whether the result can be used: it converged, or stalled at the accuracy of the averages.
+
+        A run on data, and each run of a table, must have converged.
+        """
+        return self.status <= self.USABLE
 
 
 Value = TypeVar("Value")

@@ -15,7 +15,9 @@ from .. import counting
 from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
 from ..base.files import csv_of, make_folder
+from ..base.report import table
 from ..base.results import Status
+from ..counting.training import counted, mean_and_std, spread
 from ..finite.data import Data
 from ..finite.instances import run_instances
 from ..finite.message_passing import GAMP, gamp
@@ -126,19 +128,25 @@ def run_histogram(args: argparse.Namespace) -> Report:
             complaint = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
         option, prefix = OPTIONS.get(problem.argument, (problem.argument, ""))
         raise InputError(option, prefix + complaint) from None
-    comparison = counting.compare(frozen, free)
+    comparison, status = counting.compare(frozen, free), np.maximum(frozen.status, free.status)
+    statistics = {name: mean_and_std(values) for name, values in comparison.items()}
     numbers = {
         **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
-        **comparison.to_dict(),
+        **{
+            f"{name}_{kind}": x
+            for name, pair in statistics.items()
+            for kind, x in zip(("mean", "std"), pair, strict=True)
+        },
         "seconds_per_epoch": per_epoch,
-        "status": Status.name_of(np.max(comparison.status)),
+        "status": Status.name_of(np.max(status)),
     }
-    text = f"{args.mechanism}: {comparison.summary()}"
+    rows = [(name.replace("_", " "), spread(values)) for name, values in comparison.items()]
+    text = f"{args.mechanism}: {args.runs} runs: {counted(status)}\n{table(rows)}"
     if per_epoch is not None:
         text += f"\n{per_epoch:.2f} s per epoch and run"
-    table = counting.table({args.mechanism: comparison})
-    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, table)
-    ok = not np.any(comparison.status == Status.nonfinite)
+    published = counting.table({args.mechanism: comparison})
+    files = {} if args.out is None else _files(args.mechanism, frozen, free, data, published)
+    ok = not np.any(status == Status.nonfinite)
     return Report(numbers, text, files, ok, name=f"{args.mechanism}_histogram")
 
 

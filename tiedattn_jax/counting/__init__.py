@@ -33,7 +33,6 @@ from .task import (
 from .training import (
     OPTIMIZERS as OPTIMIZERS,
     SOLVED as SOLVED,
-    Comparison as Comparison,
     History as History,
     Training as Training,
     compare as compare,

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from ..base.arrays import AnyArray, Number, indexed, precise
 from ..base.errors import (
@@ -74,16 +74,12 @@ class Training(Result):
             `SOLVED`, `max_steps` if it is lower, `nonfinite` if the run diverged.
     """
 
+    USABLE = Status.converged  # it solves the task
     start: Transformer
     weights: Transformer
     mask: Transformer
     history: History
     status: Int[np.ndarray, " K"]
-
-    @property
-    def ok(self) -> Bool[np.ndarray, " K"]:
-        """Whether a run solves the task."""
-        return self.status == Status.converged
 
     plot = picture(
         "simulations.learning_figure", "losses, accuracy and shares, epoch by epoch", "train_loss", "test_error",
@@ -333,6 +329,7 @@ def _test(weights: Transformer, x: Int[AnyArray, "m L"]) -> tuple[Float[Array, "
 
 
 def mean_and_std(values: Float[np.ndarray, " K"]) -> tuple[float, float]:
+    """Return the mean and the standard deviation over the runs, NaN for one run."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
@@ -341,54 +338,24 @@ def spread(values: Float[np.ndarray, " K"]) -> str:
     return f"{mean:.4f} ± {std:.4f}".removesuffix(" ± nan")
 
 
-class Comparison(Result):
-    """Comparison of K frozen solutions with the solutions after training with all weights free.
+def compare(frozen: Training, free: Training) -> dict[str, Float[np.ndarray, " K"]]:
+    """Compare K frozen solutions with the solutions after training with all weights free.
 
     A distance is ``sum over arrays of ||change||_2``.
-
-    Attributes:
-        accuracy: test accuracy.
-        distance_frozen_to_sgd: distance from the frozen solution to the end of the unfrozen training, noise included.
-        distance_formerly_zero: the same distance over the entries that were frozen at zero. The initial noise alone
-            contributes .13: .09 in Q and K, and .04 in the embeddings, whose formerly frozen entries Table 1 leaves
-            out.
-        distance_init_to_frozen: distance from the initialisation to the frozen solution, for scale.
-        positional_share, semantic_share: see `shares`.
-        status: the worse status of the two trainings.
-    """
-
-    accuracy: Float[np.ndarray, " K"]
-    accuracy_after_unfreezing: Float[np.ndarray, " K"]
-    distance_frozen_to_sgd: Float[np.ndarray, " K"]
-    distance_formerly_zero: Float[np.ndarray, " K"]
-    distance_init_to_frozen: Float[np.ndarray, " K"]
-    positional_share: Float[np.ndarray, " K"]
-    positional_share_after_unfreezing: Float[np.ndarray, " K"]
-    semantic_share: Float[np.ndarray, " K"]
-    semantic_share_after_unfreezing: Float[np.ndarray, " K"]
-    status: Int[np.ndarray, " K"]
-
-    def _numbers(self) -> dict[str, Float[np.ndarray, " K"]]:
-        """Return every field but `status`."""
-        return {name: values for name, values in vars(self).items() if name != "status"}
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the mean and the standard deviation over the runs (NaN for one run) of every field but `status`."""
-        out = {}
-        for name, values in self._numbers().items():
-            out[f"{name}_mean"], out[f"{name}_std"] = mean_and_std(values)
-        return out
-
-    def describe(self) -> Description:
-        return Description(f"{len(self.status)} runs", counted(self.status), tables=[("", _rows([self]))])
-
-
-def compare(frozen: Training, free: Training) -> Comparison:
-    """Compare solutions before and after unfreezing.
 
     Args:
         frozen: result of `train`.
         free: result of `unfreeze` on `frozen`.
+
+    Returns:
+        Numbers of every run, by name:
+
+        - accuracy: test accuracy, here and in `_after_unfreezing`, as the shares.
+        - distance_frozen_to_sgd: distance from the frozen solution to the end of the unfrozen training, noise included.
+        - distance_formerly_zero: the same distance over the entries that were frozen at zero. The initial noise alone
+          contributes .13: .09 in Q and K, and .04 in the embeddings, whose formerly frozen entries Table 1 leaves out.
+        - distance_init_to_frozen: distance from the initialisation to the frozen solution, for scale.
+        - positional_share, semantic_share: see `shares`.
 
     Raises:
         InputError: if the numbers of runs differ.
@@ -396,18 +363,16 @@ def compare(frozen: Training, free: Training) -> Comparison:
     runs = len(frozen.status)
     require(len(free.status) == runs, "free", f"{len(free.status)} runs", f"what became of the {runs} frozen runs")
     before, after = (indexed(training.history, np.s_[:, -1]) for training in (frozen, free))
-    return Comparison(
-        accuracy=before.test_accuracy,
-        accuracy_after_unfreezing=after.test_accuracy,
-        distance_frozen_to_sgd=np.asarray(_distance(free.weights, frozen.weights)),
-        distance_formerly_zero=np.asarray(_distance(free.weights, frozen.weights, frozen.mask)),
-        distance_init_to_frozen=np.asarray(_distance(frozen.weights, frozen.start)),
-        positional_share=before.positional_share,
-        positional_share_after_unfreezing=after.positional_share,
-        semantic_share=before.semantic_share,
-        semantic_share_after_unfreezing=after.semantic_share,
-        status=np.maximum(frozen.status, free.status),
-    )
+    numbers = {
+        "accuracy": before.test_accuracy,
+        "accuracy_after_unfreezing": after.test_accuracy,
+        "distance_frozen_to_sgd": np.asarray(_distance(free.weights, frozen.weights)),
+        "distance_formerly_zero": np.asarray(_distance(free.weights, frozen.weights, frozen.mask)),
+        "distance_init_to_frozen": np.asarray(_distance(frozen.weights, frozen.start)),
+    }
+    for share in ("positional_share", "semantic_share"):
+        numbers |= {share: getattr(before, share), f"{share}_after_unfreezing": getattr(after, share)}
+    return numbers
 
 
 @jax.jit
@@ -420,14 +385,9 @@ def _distance(a: Transformer, b: Transformer, mask: Transformer | None = None) -
     return jnp.asarray(sum(jnp.sqrt(jnp.sum(a**2)) for a in jax.tree.leaves(change)))
 
 
-def table(comparisons: dict[str, Comparison]) -> str:
+def table(comparisons: dict[str, dict[str, Float[np.ndarray, " K"]]]) -> str:
     """Return means and standard deviations over the runs as a Markdown table (the paper's Table 1, and more)."""
-    heads = [f"{name}, {len(comparison.status)} runs" for name, comparison in comparisons.items()]
-    rows = [("", *heads), ("---",) * (1 + len(heads)), *_rows([*comparisons.values()])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _rows(comparisons: list[Comparison]) -> list[tuple[str, ...]]:
-    """Return a row of cells for each number that is compared."""
-    names = comparisons[0]._numbers()
-    return [(name.replace("_", " "), *(spread(getattr(c, name)) for c in comparisons)) for name in names]
+    columns = [*comparisons.values()]
+    heads = [f"{name}, {len(comparison['accuracy'])} runs" for name, comparison in comparisons.items()]
+    rows = [(name.replace("_", " "), *(spread(column[name]) for column in columns)) for name in columns[0]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [("", *heads), ("---",) * (1 + len(heads)), *rows])

@@ -49,16 +49,12 @@ class Estimate(Result):
     """Weights at the end of a run on data, with the fields that message passing and training have in common."""
 
     batch_probe = "iterations", 0
+    USABLE = Status.converged
     NUMBERS: ClassVar[tuple[str, ...]] = ("train_loss", "gradient_norm")  # shown beside the overlaps
     Q: Float[Array, "d r"]
     overlaps: Overlaps
     iterations: Int[Array, ""]
     status: Int[Array, ""]
-
-    @property
-    def ok(self) -> Bool[Any, "*batch"]:
-        """Whether the run converged: to a fixed point of message passing, or a critical point of the risk."""
-        return self.status == Status.converged
 
     def _numbers(self) -> dict[str, Float[AnyArray, "..."]]:
         """Return the known numbers by name. Weights of training have no V; without a teacher there is no theta."""
@@ -260,14 +256,16 @@ class LinearBaseline(Printed):
     gen_error: Average
 
     def describe(self) -> Description:
-        test = entries(self.gen_error.value, self.gen_error.stderr)
-        train = entries(self.train_loss), "mean over the sentences; alpha times this is a training loss / d"
-        numbers = [
+        rows = [
             ("W", entries(self.W), "attention matrix, the same for all sentences"),
-            ("train_loss", *train),
-            ("gen_error", test, "test error, on other sentences"),
+            (
+                "train_loss",
+                entries(self.train_loss),
+                "mean over the sentences; alpha times this is a training loss / d",
+            ),
+            ("gen_error", str(self.gen_error), "test error, on other sentences"),
         ]
-        return Description("", numbers=numbers)
+        return Description("", numbers=rows)
 
 
 def linear_baseline(data: Data, *, ridge: Number = 0.0, test: Data | None = None) -> LinearBaseline:

@@ -25,7 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
@@ -167,18 +167,11 @@ class Instance(eqx.Module):
         }
 
 
-class _Column:
-    """Descriptor of a field of all rows of `Instances`: an array (K, ...), or a tree of such arrays."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, table: Instances, owner: type) -> Any:
-        return jax.tree.map(lambda *a: np.array(a), *(getattr(row, self.name) for row in table.rows))
+_COLUMNS = {field.name for field in fields(Instance)} - {"point"} | {"usable"}
 
 
 class Instances(Result):
-    """A table of instances, one row for each key. Every field of an `Instance` is also a column, an array (K, ...).
+    """A table of instances, one row for each key. Fields of an `Instance`, and `usable`, are also columns (K, ...).
 
     Attributes:
         rows: the instances.
@@ -188,23 +181,18 @@ class Instances(Result):
     rows: list[Instance]
     with_theory: bool
 
-    simulation, theory, theory_stderr, branch, distance, rho = (_Column() for _ in range(6))
-    status, finished, gradient_norm, iterations, theory_status = (_Column() for _ in range(5))
+    USABLE = Status.converged  # at a critical point of its risk
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a column: an array (K, ...), or a tree of such arrays."""
+        if name not in _COLUMNS:
+            raise AttributeError(f"Instances has no {name!r}", name=name, obj=self)
+        return jax.tree.map(lambda *a: np.array(a), *(getattr(row, name) for row in self.rows))
 
     @property
     def points(self) -> list[FixedPoint | None]:
         """The fixed points behind `theory`, None where there is none; empty if the theory was not solved."""
         return [row.point for row in self.rows] if self.with_theory else []
-
-    @property
-    def ok(self) -> Bool[np.ndarray, " K"]:
-        """Whether each instance ended at a critical point of its risk."""
-        return self.status == Status.converged
-
-    @property
-    def usable(self) -> Bool[np.ndarray, " K"]:
-        """Whether each instance counts in means; see `Instance.usable`."""
-        return np.array([row.usable for row in self.rows])
 
     @property
     def groups(self) -> dict[str, int]:
