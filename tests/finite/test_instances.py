@@ -22,10 +22,12 @@ NAMES = ("train_loss", "gen_error", "q", "V", "theta", "m")
 @pytest.fixture(scope="module")
 def instances(model, lines):
     progress = []
-    keys, options = jax.random.split(jax.random.key(0), 8), {"nodes": lines, "progress": lambda *k: progress.append(k)}
-    instances = ta.run_instances(
-        model, 250, 2.0, lambda data, key: ta.gamp(model, data, "semantic", tol=1e-10), keys, **options
-    )
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    def run(data, key):
+        return ta.gamp(model, data, "semantic", tol=1e-10)
+
+    instances = ta.run_instances(model, 250, 2.0, run, keys, nodes=lines, progress=lambda *k: progress.append(k))
     assert progress == [(k, 8) for k in range(9)]
     return instances
 
