@@ -20,9 +20,9 @@ class Question(NamedTuple):
     labels: tuple[str, ...] = ()  # attributes that are the same for all twins
 
 
-def isotropic(c=1.0, encodings=((1.0,), (-1.0,))):
+def isotropic(c=1.0, encodings=((1.0,), (-1.0,)), lam=0.01):
     """Tokens and encodings c times as large, teacher 1 / c times: the teacher's fields are the same."""
-    return ta.DotProduct(sigma=0.5 * c, encodings=c * np.array(encodings), teacher=c**-2, lam=0.01 * c**4)
+    return ta.DotProduct(sigma=0.5 * c, encodings=c * np.array(encodings), teacher=c**-2, lam=lam * c**4)
 
 
 def in_atoms(weights, tau, pi, gamma):

@@ -19,6 +19,7 @@ from .model import Model
 # the pitchfork in which its branch ends: at the standard setting a semantic state below this share lies within 2e-4 of
 # the pitchfork.
 ZERO = 0.02
+_START_V = 3.75  # V at the start of a branch times the variance of the tokens: 15 at the standard setting
 
 
 class _Order(Printed):
@@ -101,7 +102,9 @@ class Branch(NamedTuple):
         if model.teacher_mean is not None:
             # A student along the teacher sees the means of the classes as the teacher does.
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
-        return Overlaps(self.size * scale * eye, 15.0 * eye, theta, m)
+        # V has the unit of fields squared over losses, and losses have that of the tokens' variance.
+        V = _START_V / jnp.mean(model.trace).astype(dtype)
+        return Overlaps(self.size * scale * eye, V * eye, theta, m)
 
 
 BRANCHES = {
