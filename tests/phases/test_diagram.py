@@ -87,6 +87,7 @@ def test_alpha_l_at_the_exchange():
     diagram = known_diagram()
     diagram = made.changed(diagram, "gen_error", np.s_[1], 1e-3)
     np.testing.assert_allclose(diagram.alpha_l().alpha, CRITICAL)
+    np.testing.assert_array_equal(diagram.alpha_l().stderr(), diagram.alpha_c().stderr())
 
 
 def test_regions():

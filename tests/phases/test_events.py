@@ -214,6 +214,11 @@ def test_roots_and_sensitivities_of_the_replicates():
     roots = 1 - value / 2
     np.testing.assert_allclose((transition.alpha, transition.stderr), (roots.mean(), error_bar(roots)))
     assert int(transition.status) == 2 and transition.sensitivities is None and transition.event == event.name
+    # A replicate that lacks the state does not count, which is said; if most lack it, there is no number.
+    value = zero.value.at[1].set(jnp.nan)
+    for first, status in (((0, 6, 0), 1), ((0, 3, 2), 2), ((6, 6, 0), 6), ((3, 3, 0), 3)):
+        some = transition_of(event, ta.DotProduct(), zero._replace(states=(solved(*first), good), value=value))
+        assert int(some.status) == status and np.isfinite([some.alpha, some.stderr]).all() == (status < 3)
     unmet = transition_of(event, ta.DotProduct(), zero._replace(converged=jnp.array(False)))
     assert int(unmet.status) == ta.Status.absent and float(unmet.ended_at) == 1.0
     assert np.isnan([float(unmet.alpha), float(unmet.stderr), float(transition.ended_at)]).all()
@@ -610,17 +615,22 @@ def test_alpha_l_is_alpha_c_where_the_exchange_beats_the_baseline(model, lines):
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_alpha_c_there_is_no_alpha_l(model, lines, monkeypatch):
-    """Without alpha_c there is no alpha_l: nothing else is solved, neither by the function nor in a sweep."""
+    """If a branch was not settled, nothing else is solved; without branches, the semantic baseline is looked for."""
     failed = made.transition(status=int(ta.Status.max_steps))
     crossing = ta.linear_crossing(model, failed, lines)
     assert (crossing.event, int(crossing.status), float(crossing.alpha)) == ("alpha_l", ta.Status.max_steps, 1.25)
     absent = solved(*[ta.Status.absent] * 3)
-    zero, searched = Zero(jnp.asarray(0.1), (absent, absent), jnp.full(3, jnp.nan), None, jnp.ones(3)), []
+    searched = []
 
     def path(event, *_, **__):
         searched.append(event.name)
-        return made.finished_path(zero)
+        states = (absent,) * len(event.branches)
+        return made.finished_path(Zero(jnp.asarray(0.1), states, jnp.full(3, jnp.nan), None, jnp.ones(3)))
 
     monkeypatch.setattr(transitions, "zero_path", path)
     crossing = run_one(transition_path("alpha_l", Search(model, lines, ta.Settings())))
-    assert (crossing.event, int(crossing.status), searched) == ("alpha_l", ta.Status.absent, ["alpha_c"])
+    assert (crossing.event, int(crossing.status), searched) == (
+        "alpha_l",
+        ta.Status.absent,
+        ["alpha_c", "semantic baseline"],
+    )

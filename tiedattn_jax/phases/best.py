@@ -336,7 +336,7 @@ def best_of(task: Task, optimum: Optimum | Failure | None) -> Quantity:
         states = tuple(
             FixedPoint(at_value, fixed_alpha, jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
         )
-        worst = max(int(state.status) for state in states)
+        worst = max(int(state.settled_status) for state in states)
         status = worst if optimum.zero.converged else max(worst, int(Status.max_steps))
         result, smallest = (
             Quantity.of(values, rates, (search.model, alpha), status=status)

@@ -239,7 +239,7 @@ class PhaseDiagram(Result, Tabular):
             splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
             early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
             before, after = (inverse(_rise(spline)) for spline in splines)
-            return (before, exchange, after)[int(baseline_branch(early, late))]
+            return (before, critical[i, j], after)[int(baseline_branch(early, late))]
 
         for i, j in np.ndindex(linear.shape):
             linear[i, j] = beats(i, j, lambda a: -1 / a, lambda u: -1 / u)

@@ -32,6 +32,8 @@ _WORDS = WORDS | {
     "shift": "from there, by one step of replica symmetry breaking",
     "algorithmic": "from here on by message passing from a random start",
 }
+# Statuses that say that there is no state, and so no number that it defines.
+_NOWHERE = (Status.left_domain, Status.nonfinite, Status.singular, Status.absent)
 # A model alone, or a model and an alpha.
 Setting = Model | tuple[Model, Float[Array, ""]]
 
@@ -107,9 +109,12 @@ class Quantity(Result):
             setting: the caller's model, or model and alpha, in which the result is differentiable. None if `values`
                 have their own derivatives.
             status: see `Quantity.status`.
-            known: whether the number exists; otherwise all numbers are NaN.
+            known: whether the number exists. If not, or if the status says that there is no state, all numbers are NaN.
             fields: further fields of the record.
         """
+        # No number of what was not found may read like a result.
+        status = jnp.asarray(status)
+        known &= ~jnp.any(status == jnp.asarray(_NOWHERE))
 
         def if_known(a: Float[Array, "..."]) -> Float[Array, "..."]:
             return jnp.where(known, a, jnp.nan)
@@ -121,7 +126,7 @@ class Quantity(Result):
             pair = rates if isinstance(rates, tuple) else (rates, None)
             (by_model, by_alpha), (bars, alpha_bar) = jax.tree.map(if_known, _mean_and_bar(pair))
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
-        return cls(if_known(jnp.nanmean(values)), bar, jnp.asarray(status), *slopes, **fields)
+        return cls(if_known(jnp.nanmean(values)), bar, status, *slopes, **fields)
 
     @classmethod
     def of_existing(

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Real, Shaped
+from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from ..averages.rules import Rule
 from ..base.arrays import StateArray, spread_to
@@ -160,6 +160,15 @@ class FixedPoint(Replicated):
     def exists(self) -> Bool[Array, "*batch"]:
         """Whether at least half of the replicates have a state; states that the nodes do not resolve count."""
         return quorum(self.replicates.has_state)
+
+    @property
+    def settled_status(self) -> Int[Array, "*batch"]:
+        """The status of a number that the state defines: the worst over the replicates that have the state.
+
+        A replicate without it counts as `stalled`, as its nodes decide; if most lack it, this is `status`.
+        """
+        has_state, status = self.replicates.has_state, self.replicates.status
+        return jnp.where(self.exists, jnp.max(jnp.where(has_state, status, int(Status.stalled)), -1), self.status)
 
     @property
     def jumps(self) -> Bool[Array, "*batch"]:
