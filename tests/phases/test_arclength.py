@@ -73,9 +73,10 @@ def test_through_a_fold(rule):
     """At omega = .235 the positional branch turns back at alpha = 2.174(1) and meets the uninformed one at 1.978."""
     model = ta.DotProduct(omega=0.235)
     (path,) = ta.trace_branch(model, "alpha", (1.8, 2.4), "positional", alpha=1.9, nodes=rule, points=30)
-    folds = [alpha for alpha, _ in path.mean_folds()]
-    np.testing.assert_allclose([folds[0], min(folds)], [2.174, 1.978], rtol=0.03)
-    np.testing.assert_allclose(folds[-1], folds[0], rtol=3e-3)  # the path continues with -m
+    folds, (fork,) = [alpha for alpha, _ in path.mean_folds()], path.pitchforks
+    np.testing.assert_allclose([folds[0], fork], [2.174, 1.978], rtol=0.03)
+    np.testing.assert_allclose(folds[1:], folds[:1], rtol=3e-3)  # the path continues with -m
+    assert abs(path.pitchfork_states[0].overlaps.m[0, 0, 0]) < 0.01 < abs(path.fold_states[0].overlaps.m[0, 0, 0])
     m = path.overlaps.m[:, 0, 0]
     assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15
     leading = path.eigenvalues[:, 0].real
@@ -100,6 +101,23 @@ def test_branch_born_where_the_semantic_one_turns_unstable(model, rule):
     square = {alpha: float(fp.overlaps.m[0, 0]) ** 2 for alpha, fp in states.items()}  # m^2 is linear in alpha
     birth = 0.85 - 0.05 * square[0.85] / (square[0.9] - square[0.85])
     np.testing.assert_allclose(birth, 0.827, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("theta", "turn", "fork"),
+    [
+        ([0.2, 0.1, -0.1, -0.2], 0.0, True),  # into the mirror state
+        ([-0.2, -0.1, 0.1, 0.2], 1e-4, True),
+        ([0.2, 0.1, 2e-3, -0.1], 3e-3, True),  # the sign changes in the next step
+        ([0.2, 0.1, 0.05, 0.15], 0.04, False),
+        ([0.3, 0.2, 0.1, -0.1], 0.25, False),  # the sign changes elsewhere
+        ([1e-9, -1e-9, 1e-9], 0.0, False),  # there is no theta
+    ],
+)
+def test_a_branch_turns_into_its_mirror_image_at_a_pitchfork(model, theta, turn, fork):
+    ones = jnp.ones((2, 1, 1))
+    *points, there = (ta.Overlaps(ones, ones, v * ones, 0 * ones[..., 0]) for v in (*theta, turn))
+    assert arclength._mirrored(model, points, there) is fork
 
 
 @pytest.mark.usefixtures("unchecked")

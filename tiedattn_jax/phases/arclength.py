@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ..base.errors import InputError, array_of, require_count, require_kind
 from ..base.report import Description, Printed, entries, picture
 from ..base.results import Settings, Status, error_bar
 from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, label
+from ..model.overlaps import ZERO, Coordinates, Overlaps, admissible, branch_of, label, magnitudes
 from ..model.parameters import Parameter
 from ..theory.engine import run, run_one
 from ..theory.equations import expansion
@@ -50,6 +51,8 @@ class BranchPath(Printed):
         labels: branch that every point belongs to.
         folds: values of the parameter at which the branch turns back; `mean_folds` adds their error bars.
         fold_states: the states at the folds, leaves (1, ...).
+        pitchforks: values at which theta or m falls to zero and the branch turns into its mirror image.
+        pitchfork_states: the states there.
         crossings: values at which an eigenvalue passes one away from a fold, so that another branch is born.
         ends: why the path ends, on either side.
     """
@@ -61,6 +64,8 @@ class BranchPath(Printed):
     labels: tuple[str, ...]
     folds: tuple[float, ...]
     fold_states: tuple[State, ...]
+    pitchforks: tuple[float, ...]
+    pitchfork_states: tuple[State, ...]
     crossings: tuple[float, ...]
     ends: tuple[str, str]
 
@@ -87,7 +92,7 @@ class BranchPath(Printed):
 
     def describe(self) -> Description:
         headline = f"{len(self.values)} points from {self.parameter} = {self.values[0]:g} to {self.values[-1]:g}"
-        numbers = [("folds", entries(self.folds)), ("crossings", entries(self.crossings))]
+        numbers = [(name, entries(getattr(self, name))) for name in ("folds", "pitchforks", "crossings")]
         details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
         return Description(headline, "", numbers, details)
 
@@ -98,6 +103,9 @@ class BranchPath(Printed):
         "train_loss",
         many=lambda path: [path],
     )
+
+
+_Place = Float[np.ndarray, " k1"]  # scaled coordinates of a point
 
 
 class Setting(NamedTuple):
@@ -221,9 +229,14 @@ class _Continuation:
         return [*(p._replace(tangent=-p.tangent) for p in backward[:0:-1]), *forward], (backward_end, forward_end)
 
     def turning_points(self, points: list[_ArcPoint]) -> Path:
-        """Path that locates every fold between neighbouring points; returns their coordinates."""
-        paths = [self.turning_point(p, q) for p, q in pairwise(points) if p.tangent[-1] * q.tangent[-1] < 0]
-        return (yield paths)
+        """Path that locates every turn between neighbouring points; returns the coordinates of folds and pitchforks."""
+        places = [k for k, (p, q) in enumerate(pairwise(points)) if p.tangent[-1] * q.tangent[-1] < 0]
+        turns = yield [self.turning_point(points[k], points[k + 1]) for k in places]
+        folds, forks = list[_Place](), list[_Place]()
+        for k, turn in zip(places, turns, strict=True):
+            around = [self.overlaps(p.w) for p in points[max(k - 1, 0) : k + 3]]
+            (forks if _mirrored(self.setting.model, around, self.overlaps(turn)) else folds).append(turn)
+        return folds, forks
 
     def turning_point(self, a: _ArcPoint, b: _ArcPoint) -> Path:
         """Path that locates the extremum of the parameter between two points; returns its coordinates."""
@@ -239,6 +252,17 @@ class _Continuation:
             nearest = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or nearest
             search = search.updated(trial, sign * float(nearest.tangent[-1]))
         return nearest.w
+
+
+def _mirrored(model: Model, points: Sequence[Overlaps], turn: Overlaps) -> bool:
+    """Return whether theta or m changes its sign along points, within two steps that contain a turn."""
+    present = np.max([magnitudes(model, x) for x in points], 0) > ZERO
+    for name in np.array(["theta", "m"])[present]:
+        *values, there = (float(np.vdot(getattr(points[0], name), getattr(x, name))) for x in (*points, turn))
+        for steps in (values[:3], values[1:]):
+            if min(steps) <= 0 <= max(steps) and min(steps) <= there <= max(steps):
+                return True
+    return False
 
 
 def trace_branch(
@@ -320,8 +344,10 @@ def _branch_path(
     """Path of `trace_branch` on one replicate; returns a `BranchPath`."""
     curve = yield from _continuation(setting, nodes, number, start, settings)
     points, ends = yield from curve.march_both_ways(limits, step, count)
-    turning_points = yield from curve.turning_points(points)
-    states = yield [curve.state_at(w) for w in [*(p.w for p in points), *turning_points]]
+    folds, forks = yield from curve.turning_points(points)
+    states, fold_states, fork_states = yield [
+        together([curve.state_at(w) for w in places]) for places in ([p.w for p in points], folds, forks)
+    ]
     crossings = [
         0.5 * (curve.value(p.w) + curve.value(q.w))
         for p, q in pairwise(points)
@@ -332,11 +358,13 @@ def _branch_path(
     return BranchPath(
         parameter=curve.setting.parameter.name,
         values=np.array([curve.value(p.w) for p in points]),
-        states=stacked(states[: len(points)]),
+        states=stacked(states),
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
         labels=tuple(label(curve.setting.model, curve.overlaps(p.w)) for p in points),
-        folds=tuple(map(curve.value, turning_points)),
-        fold_states=tuple(stacked([state]) for state in states[len(points) :]),
+        folds=tuple(map(curve.value, folds)),
+        fold_states=tuple(stacked([state]) for state in fold_states),
+        pitchforks=tuple(map(curve.value, forks)),
+        pitchfork_states=tuple(stacked([state]) for state in fork_states),
         crossings=tuple(crossings),
         ends=ends,
     )
@@ -363,8 +391,8 @@ def _nearest_fold(
         points, _ = yield from curve.march_both_ways(limits, _STEP, _FOLD_POINTS)
     except InputError:  # there is no state
         return None
-    turning_points = yield from curve.turning_points(points)
-    candidates = [w for w in turning_points if limits[0] < curve.value(w) < limits[1]]
+    folds, _ = yield from curve.turning_points(points)
+    candidates = [w for w in folds if limits[0] < curve.value(w) < limits[1]]
     if not candidates:
         return None
     value = setting.parameter.read(setting.model, setting.alpha, "parameter")

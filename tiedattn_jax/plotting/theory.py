@@ -118,19 +118,20 @@ def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
         for path in paths:
             # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
-            lines: list[Any] = [(losses, path.states.train_loss, [s.train_loss for s in path.fold_states], OTHER, None)]
-            kinds = ["fold"] * len(path.folds)
+            forks, folds = path.pitchfork_states, path.fold_states
+            turns = [*((alpha, "fold") for alpha in path.folds), *((alpha, "pitchfork") for alpha in path.pitchforks)]
+            losses_there = [s.train_loss for s in (*folds, *forks)]
+            lines: list[Any] = [(losses, path.states.train_loss, losses_there, OTHER, None)]
             for order, colour in ORDER_COLOURS.items():
                 if np.any(getattr(path.states.overlaps, order)):
-                    values, *turns = (_first_of_each(s, order) for s in (path.states, *path.fold_states))
-                    kinds = ["pitchfork" if _mirrored(values, a) else k for a, k in zip(turns, kinds, strict=True)]
-                    lines.append((orders, values, turns, colour, SYMBOLS[order]))
-            for axis, values, turns, colour, name in lines:
+                    values, *orders_there = (_first_of_each(s, order) for s in (path.states, *folds, *forks))
+                    lines.append((orders, values, orders_there, colour, SYMBOLS[order]))
+            for axis, values, values_there, colour, name in lines:
                 line(axis, path.values, values, colour, None if name in labels else name, stable=stable)
                 labels.add(name)
-                for fold, value, kind in zip(path.folds, turns, kinds, strict=True):
+                for (place, kind), value in zip(turns, values_there, strict=True):
                     label = None if (axis, kind) in labels else kind
-                    axis.plot(fold, value[0], ls="", color=colour, label=label, gid=kind, **TURNS[kind])
+                    axis.plot(place, value[0], ls="", color=colour, label=label, gid=kind, **TURNS[kind])
                     labels.add((axis, kind))
     return drawing
 
@@ -139,13 +140,6 @@ def _first_of_each(states: Any, order: str) -> Float[AnyArray, " n"]:
     """Return the first entry of an order parameter in every state."""
     values = getattr(states.overlaps, order)
     return np.reshape(values, (len(values), -1))[:, 0]
-
-
-def _mirrored(values: Float[AnyArray, " n"], turn: Float[AnyArray, "1"]) -> bool:
-    """Return whether an order parameter changes sign along a path within two steps that contain a turn."""
-    windows = np.stack([values[:-2], values[1:-1], values[2:]])
-    low, high = windows.min(0), windows.max(0)
-    return bool(np.any((low <= 0) & (0 <= high) & (low <= turn) & (turn <= high)))
 
 
 # Markers by the place of the smallest error, each with its meaning.
