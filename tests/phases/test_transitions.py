@@ -9,13 +9,17 @@ import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
+import twins
 from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
+from tiedattn_jax.phases.locate import Search
 from tiedattn_jax.phases.table import Table
+from tiedattn_jax.theory.engine import run_one
+from tiedattn_jax.theory.solve import branch_start
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +139,69 @@ def test_no_crossing_in_the_range(model, lines):
     np.testing.assert_allclose(absent.ended_at, 1.6, rtol=2e-3)  # the end of the range beyond which it lies
     assert np.isnan([absent.alpha, absent.stderr, absent.sensitivities.sigma]).all()
     assert "the losses do not cross in the range: that of the semantic branch is lower at alpha = 1.60" in absent.reason
+    crossing = ta.linear_crossing(model, absent, lines)  # the semantic state beats the baseline from 1.49 on
+    assert crossing.event == "alpha_l" and int(crossing.status) == ta.Status.absent and np.isnan(crossing.alpha)
+    assert "nothing changes in the range, up to the state at alpha = 1.60" in crossing.reason
+
+
+def test_a_crossing_without_alpha_c(model, lines, monkeypatch):
+    """Where the losses do not cross, alpha_l lies on the branch that wins; not if the other one is lower there."""
+    absent = ta.critical_alpha(model, lines, bracket=(1.3, 1.4))  # above alpha_c, where the semantic branch wins
     crossing = ta.linear_crossing(model, absent, lines)
-    assert crossing.event == "alpha_l" and not crossing.ok and crossing.reason == absent.reason
+    assert crossing.ok and abs(crossing.alpha - ALPHA_L) <= 3 * crossing.stderr
+    loss = transitions._loss
+
+    def positional_wins_later(state):
+        return -np.inf if state.branch == "positional" and state.alpha > 1.45 else loss(state)
+
+    monkeypatch.setattr(transitions, "_loss", positional_wins_later)
+    unknown = ta.linear_crossing(model, absent, lines)
+    assert unknown.event == "alpha_l" and np.isnan(unknown.alpha) and unknown.reason == absent.reason
+
+
+@pytest.mark.long
+def test_a_crossing_of_the_only_branch(lines):
+    """At sigma = .675 one branch begins where the other has ended: there is an alpha_l, .79872(33), but no alpha_c."""
+    model = ta.DotProduct(sigma=0.675)
+    critical = ta.critical_alpha(model, lines, bracket=(0.4, 1.0))
+    assert int(critical.status) == ta.Status.absent
+    crossing = ta.linear_crossing(model, critical, lines)
+    state = ta.solve(model, 0.8, "semantic", lines)
+    event = ta.find_event(model, "semantic baseline", lines, start=state)
+    np.testing.assert_allclose(crossing.alpha, event.alpha, rtol=1e-5)
+    assert abs(crossing.alpha - 0.79872) <= 3 * crossing.stderr < 0.015
+
+
+@pytest.mark.parametrize("c", [0.1, 0.3, 3.0])
+def test_starts_have_the_units_of_the_model(c):
+    """In exact twins all searches begin at the same place: V has the unit of fields squared over losses."""
+    for branch in ("positional", "semantic", "uninformed", None):
+        start, twin = (branch_start(twins.isotropic(c), branch) for c in (1.0, c))
+        for name, a in vars(start).items():
+            np.testing.assert_allclose(getattr(twin, name) * (c**2 if name == "V" else 1), a, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("c", [0.1, 0.3])
+def test_one_alpha_c_in_all_units(c):
+    """At a weak ridge the search of the semantic branch depends on its start, which had another V in every unit."""
+    a, b = (ta.critical_alpha(twins.isotropic(u, lam=0.003)) for u in (1.0, c))
+    assert a.status_name == b.status_name == "converged"
+    np.testing.assert_allclose(b.alpha, a.alpha, rtol=1e-9)
+    np.testing.assert_allclose(b.alpha, 0.743159, atol=2e-6)
+
+
+@pytest.mark.long
+def test_ends_do_not_depend_on_the_grid(model, lines):
+    """The instability lies between the fork and a point far above it, and the grid may fall."""
+    for alphas in ([0.05, 3.0], [3.0, 0.05], [0.3, 2.0]):
+        ends = ta.branch_ends(ta.sweep(model, "semantic", alpha=alphas, nodes=lines), lines)
+        assert [(e.kind, e.direction, e.side) for e in ends] == [
+            ("pitchfork", "theta", "lower"),
+            ("instability", "m", "lower"),
+        ]
+        for end, alpha in zip(ends, (0.719178, 0.826469), strict=True):
+            assert abs(end.alpha - alpha) <= 3 * end.stderr < 0.01
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +267,11 @@ def located(monkeypatch, lines, curve, growth_m, **places):
         return made.finished_path(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
 
     def transition(event, model, alpha):
-        return made.transition(alpha, event=event.name) if alpha else made.transition(np.nan, status=6)
+        states = [synthetic([alpha], [1.0], [growth_m]).points[0]] if alpha and "pitchfork" in event.name else []
+        return made.transition(alpha, 0, event.name, states) if alpha else made.transition(np.nan, 6)
 
     options = ta.Settings(tol=3e-4)
+    monkeypatch.setattr(transitions, "_WIDEST", 100.0)  # no points are added to the curve
     monkeypatch.setattr(transitions, "event_path", find_event)
     monkeypatch.setattr(transitions, "transition_of", transition)
     monkeypatch.setattr(transitions._Ends, "uninformed", uninformed)
@@ -254,6 +321,22 @@ def test_a_branch_may_end_on_both_sides(monkeypatch, lines):
     assert [(e.side, e.kind, e.alpha) for e in ends] == [("lower", "fold", 0.6), ("upper", "fold", 1.0)]
     assert [name for name, _ in requests] == ["fold", "fold"]
     np.testing.assert_allclose([(n.at, n.low, n.high) for _, n in requests], [(0.6, 0.1, 0.8), (1.0, 0.5, 2.5)])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_points_are_added_to_a_curve(monkeypatch, lines):
+    """Gaps are filled from above by a factor of 1.26 at most, also those of a curve that falls."""
+    curve, visited = synthetic([2.0, 1.0, 0.8], [1.0, 0.8, 0.6], [0.5] * 3), []
+
+    def walk(model, alphas, *_):
+        visited.extend(alphas)
+        return [made.finished_path(synthetic([a], [1.0], [0.5]).points[0]) for a in alphas]
+
+    monkeypatch.setattr(transitions, "walk", walk)
+    ends = transitions._Ends(curve, Search(curve.points[0].model, lines, ta.Settings()), False)
+    run_one(ends.fill())
+    np.testing.assert_allclose(visited, [2 ** (2 / 3), 2 ** (1 / 3)])
+    np.testing.assert_allclose(ends.curve.alpha, [0.8, 1.0, *visited[::-1], 2.0])
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -32,7 +32,7 @@ from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, as_event, event_of
-from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared
+from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared, walk
 from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .table import Table
 
@@ -43,6 +43,8 @@ _FINAL = 1e-5
 # Fraction of the largest order parameter along a curve. If the last one before an end exceeds it, the order parameter
 # does not fall to zero like a square root there, and we search for a fold.
 _NOT_SMALL = 0.7
+# Largest ratio of neighbouring alphas of a curve between which one event is expected at most.
+_WIDEST = 1.26
 
 
 def critical_alpha(
@@ -108,8 +110,9 @@ def linear_crossing(
             By default the bracket is searched on the coarse replicate.
 
     Returns:
-        A `Quantity` with the branch that crosses the baseline. If alpha_c was not found, the `transition` itself,
-        renamed to alpha_l.
+        A `Quantity` with the branch that crosses the baseline. If there is no alpha_c, it lies on the branch that is
+        the global minimum beyond the alpha where the search for alpha_c ended. If a branch was not settled there, or
+        is not the global minimum at the crossing, the `transition` itself, renamed to alpha_l.
 
     Raises:
         InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
@@ -162,7 +165,10 @@ def find_event(
 def branch_ends(
     curve: Table, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
 ) -> list[Quantity]:
-    """Find all ends of a branch, and its losses of stability, between neighbouring points of its curve.
+    """Find all ends of a branch, and its losses of stability, in the range of its curve.
+
+    The ends do not depend on the points of the curve: where neighbouring alphas differ by more than 26 %, points are
+    added between them.
 
     A branch disappears in one of two ways. It ends in a pitchfork where its own order parameter starts to grow on the
     uninformed branch m = theta = 0. If it reaches further than that, it ends in a fold, which continuation in arclength
@@ -229,24 +235,44 @@ def _alpha_l(
     If alpha_l equals alpha_c, all numbers but the state are those of alpha_c. The semantic state at alpha_c beats the
     baseline already, so the search on its branch ends there, and only serves to solve this state.
 
+    If the losses do not cross, one branch is the global minimum on its side of the alpha where that search ended.
+    Alpha_l is then searched there, and counts if the other branch has no state below it.
+
     Args:
         model: the caller's model, which derivatives are taken in.
         critical: the result of `critical_alpha`.
     """
     fixed = lax.stop_gradient(critical)
-    if not fixed.ok:  # without alpha_c, the global minimum is unknown
+    if not (fixed.ok or (fixed.status == Status.absent and fixed.branches)):  # the global minimum is unknown
         return as_event(critical, ALPHA_L, critical.branches)
-    early, late = (bool(b.gen_error < b.gen_error_linear) for b in fixed.branches)
-    alpha, branch = float(fixed.alpha), 0 if early else 1
+    if fixed.ok:
+        alpha = float(fixed.alpha)
+        early, late = (bool(b.gen_error < b.gen_error_linear) for b in fixed.branches)
+    else:
+        alpha, (positional, semantic) = float(fixed.ended_at), (_loss(b) for b in fixed.branches)
+        early, late = positional < semantic, False
+    branch = 0 if early else 1
     event = EVENTS[f"{PAIR[branch]} baseline"]
-    # The caller's alpha_c may lie beyond the end of the bracket; the range above it must not be empty.
-    ends = (bracket[0], alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
-    guess, starts = None if start is None else guess_of(event, start, *ends), [fixed.branches[branch].overlaps]
+    # The caller's alpha_c may lie beyond the end of the bracket; the range on either side of it must not be empty.
+    ends = (min(bracket[0], 0.99 * alpha), alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
+    guess, first = None if start is None else guess_of(event, start, *ends), pair_start(search.model)
+    known = fixed.branches[branch]
+    starts = [known.overlaps if known.exists else first[branch]]
     zero = yield from zero_path(event, search, guess, bracket=ends, starts=starts, tol=_FINAL)
     # The state has no branch name, whichever branch it is.
     crossing = transition_of(event._replace(branches=(None,)), model, zero)
+    if crossing.ok and not fixed.ok:
+        rival = search.problem(float(zero.at), PAIR[1 - branch])
+        states = yield from rival.solve_from_far(first[1 - branch])
+        if _loss(FixedPoint(search.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
+            return as_event(critical, ALPHA_L, critical.branches)
     numbers = critical if late and not early else crossing
     return as_event(numbers, ALPHA_L, crossing.branches)
+
+
+def _loss(state: FixedPoint) -> float:
+    """Return the training loss of a branch, infinite if it does not exist."""
+    return float(state.train_loss) if state.exists else np.inf
 
 
 class _Ends:
@@ -258,10 +284,15 @@ class _Ends:
         self.order = str(BRANCHES[curve.question].order)
         self.other_order = "m" if self.order == "theta" else "theta"
         self.instability_event = EVENTS[f"{self.name} instability"]
-        self.resolved = [p for p in curve.points if bool(p.ok)]  # growth is unreliable at the other points
+
+    @property
+    def resolved(self) -> list[FixedPoint]:
+        """The points at which growth is reliable."""
+        return [p for p in self.curve.points if bool(p.ok)]
 
     def find_all(self) -> Path:
         """Path that finds all ends; returns them in the order of alpha."""
+        yield from self.fill()
         # The event's number rises with alpha where the branch is unstable below the event.
         guesses = crossings(self.instability_event, [self.curve])
         paths = [self.instability(guess, "lower" if guess.slope > 0 else "upper") for guess in guesses]
@@ -270,6 +301,18 @@ class _Ends:
                 paths.append(self.disappearance(*((q, p, "lower") if q.exists else (p, q, "upper"))))
         ends = yield paths
         return sorted((end for group in ends for end in group), key=lambda end: end.alpha)
+
+    def fill(self) -> Path:
+        """Path that adds points to the curve where neighbours are so far apart that events between them can hide."""
+        known = sorted(self.curve.points, key=lambda point: float(point.alpha))
+        counts = [np.ceil(np.log(q.alpha / p.alpha) / np.log(_WIDEST)) for p, q in pairwise(known)]
+        gaps = zip(pairwise(known), counts, strict=True)
+        alphas = [a for (p, q), n in gaps for a in np.geomspace(p.alpha, q.alpha, int(n) + 1)[1:-1]]
+        added = []
+        if alphas:
+            for step in walk(self.search.model, alphas[::-1], self.name, self.search.nodes, self.search.settings):
+                added.append((yield from step))
+        self.curve = Table.of_states(self.name, sorted([*known, *added], key=lambda point: float(point.alpha)))
 
     def instability(self, guess: Guess, side: str) -> Path:
         """Path that finds where the other order parameter starts to grow; returns a list of one end."""
@@ -301,9 +344,9 @@ class _Ends:
         ends = [_end(fork, "pitchfork", self.order, side)]
         # At the pitchfork the branch coincides with the uninformed state and is as unstable.
         nearest = min(self.resolved, key=lambda e: abs(float(e.alpha) - float(fork.alpha)), default=state)
-        if self.growth(nearest, self.other_order) < 1 < self.growth(outer, self.other_order):
+        if self.growth(nearest, self.other_order) < 1 < self.growth(fork.state, self.other_order):
             a, b = float(fork.alpha), float(nearest.alpha)
-            g, h = (number_of(self.instability_event, [p]) for p in (outer, nearest))
+            g, h = (number_of(self.instability_event, [p]) for p in (fork.state, nearest))
             low, high = sorted((a, b))
             guess = Guess(a + g / (g - h) * (b - a), (nearest.replicates.overlaps,), (h - g) / (b - a), low, high, b)
             ends += yield from self.instability(guess, side)
