@@ -196,7 +196,10 @@ STATUSES = st.lists(st.sampled_from([int(s) for s in Status]), min_size=4, max_s
 @settings(DRAWN, max_examples=20)
 @given(STATUSES, st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=4), st.integers(0, 3))
 def test_what_replicates_say_together(status, scatter, lost):
-    """The status is the worst one, means and error bars are those of the replicates with a state, and NaN stay away."""
+    """The status is the worst one, means and error bars are those of the replicates with a state, and NaN stay away.
+
+    The loss is NaN if no replicate has a state.
+    """
     residual, masses = np.array([1e-6, 1e-3, 1e-4, 1e-5]), np.array([1.0, 2.0, 4.0, 8.0])
     point = made.fixed_point(scatter=scatter, status=status, jump_mass=masses, residual=residual)
     assert int(point.status) == max(status) and bool(point.ok) == (max(status) <= Status.stalled)
@@ -205,8 +208,8 @@ def test_what_replicates_say_together(status, scatter, lost):
     assert bool(point.exists) == (usable.sum() >= 2)
     counted = usable if usable.any() else np.ones(4, bool)
     values = np.asarray(point.replicates.train_loss)[counted]
-    np.testing.assert_allclose(point.train_loss, values.mean())
-    np.testing.assert_allclose(point.stderr.train_loss, ta.error_bar(values), rtol=1e-9)
+    np.testing.assert_allclose(point.train_loss, values.mean() if usable.any() else np.nan)
+    np.testing.assert_allclose(point.stderr.train_loss, ta.error_bar(values) if usable.any() else np.nan, rtol=1e-9)
     mass, bar = masses[counted].mean(), ta.error_bar(masses[counted])
     np.testing.assert_allclose([point.diagnostics.jump_mass, point.stderr.diagnostics.jump_mass], [mass, bar])
     assert bool(point.jumps) == (mass > 3 * bar if np.isfinite(bar) else True)
