@@ -1,0 +1,256 @@
+"""Averages of a wide layer's channel: the proximal operator of the loss over the scores of student and teacher.
+
+The scores of a fresh sentence are Gaussian, in the coordinates of `WideLayer.basis` independent with the covariance
+[[q, m], [m, rho]] of the student's w and the teacher's y. The proximal point minimises ``loss(h) + |h - w|^2 / (2 V)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ..averages.recipes import Sobol
+from ..averages.nodes import sobol_normals
+from ..base.arrays import ldl_solve
+from ..base.derivatives import derivative_along, with_tangent
+from ..base.errors import InputError, is_concrete
+from .layer import WideLayer
+
+# A trapezoid rule on a lattice in a ball. The loss of softmax scores has poles at a distance pi / beta, which
+# Gauss-Hermite rules meet slowly: with 12 nodes a dimension q is wrong by 2 %. With these steps, for a spread of one of
+# the fields times beta, the averages are right to 1e-7.
+_RADIUS = 5.8
+_TEACHER_STEP = 0.75
+_STUDENT_STEP = 0.8
+_MOST_FIELDS = 4  # of student and teacher together, on a lattice
+_SOBOL = Sobol(2**14)
+_PROX_STEPS = 60
+_PROX_TOL = 1e-12  # a step of this relative length is the last
+_TRAPEZOID_REPLICATES = 2
+
+
+class WideNodes(eqx.Module):
+    """Standard normal fields of student and teacher with their weights, in every replicate."""
+
+    student: Float[Array, "R n N"]
+    teacher: Float[Array, "R n N"]
+    weight: Float[Array, "R N"]
+
+
+def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
+    """Return the nodes of a layer's averages.
+
+    Args:
+        nodes: a `Sobol` recipe; None for a lattice if the loss sees at most two directions, else for 2^14 Sobol points.
+            The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
+    """
+    n = layer.seen
+    if nodes is None and 2 * n <= _MOST_FIELDS:
+        return _lattice(layer)
+    recipe = _SOBOL if nodes is None else nodes
+    if not isinstance(recipe, Sobol):
+        raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
+    normals = sobol_normals(2 * n, recipe.n, recipe.seed, recipe.replicates, "n")
+    normals = jnp.asarray(np.asarray(normals), layer.tau.dtype).reshape(recipe.replicates, 2 * n, recipe.n)
+    weight = jnp.full((recipe.replicates, recipe.n), 1 / recipe.n, layer.tau.dtype)
+    return WideNodes(normals[:, n:], normals[:, :n], weight)
+
+
+def _lattice(layer: WideLayer) -> WideNodes:
+    n = layer.seen
+    # Slope of the scores times beta: the fields of the teacher are spread over sqrt(rho) times the largest direction.
+    largest = float(np.sqrt(np.linalg.eigvalsh(np.einsum("iab,jab->ij", layer.basis, layer.basis)).max() / 2))
+    beta = getattr(layer, "beta", 1.0)
+    rho = layer.teacher.rho + layer.noise
+    spread = float(beta * jnp.sqrt(rho)) * largest if is_concrete(beta, rho) else 2.5
+    teacher_step, student_step = _TEACHER_STEP / max(spread, 1.0), _STUDENT_STEP / max(float(spread) / 2.5, 1.0)
+    steps = np.repeat([teacher_step, student_step], n)
+    sides = []
+    for shift in (0.0, 0.5):
+        axes = [step * (np.arange(-math.ceil(_RADIUS / step), math.ceil(_RADIUS / step) + 1) + shift) for step in steps]
+        points = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
+        sides.append(points[:, (points**2).sum(0) <= _RADIUS**2])
+    # A loss without a preferred sign needs half of the points.
+    if layer.is_even:
+        halves = []
+        for points in sides:
+            order = np.sign(points) * 3.0 ** np.arange(2 * n)[::-1, None]
+            halves.append(points[:, order.sum(0) >= 0])
+        sides = halves
+    size = max(points.shape[1] for points in sides)
+    weights = np.zeros((2, size))
+    padded = np.zeros((2, 2 * n, size))
+    for k, points in enumerate(sides):
+        weight = np.exp(-0.5 * (points**2).sum(0))
+        if layer.is_even:
+            weight[(points != 0).any(0)] *= 2
+        weights[k, : len(weight)] = weight / weight.sum()
+        padded[k, :, : len(weight)] = points
+    teacher, student, weight = (jnp.asarray(a, layer.tau.dtype) for a in (padded[:, :n], padded[:, n:], weights))
+    return WideNodes(student, teacher, weight)
+
+
+class Averages(NamedTuple):
+    """Averages of the channel; the coordinates of the scores make the fields isotropic, and g = (h - w) / V.
+
+    Attributes:
+        moreau: E min_h [loss(h) + |h - w|^2 / (2 V)].
+        train_loss: E loss(h) at the proximal point.
+        information: What = - E Tr dg / dw.
+        signal: mhat = E Tr dg / dy.
+        force: qhat = E |g|^2.
+        curvature: E Tr (dg / dw)^2.
+        push: E g, the gradient of the offsets, (n,).
+        stiffness: - E dg / dw, (n, n).
+        margin: smallest pivot of 1 + V d^2 loss / dh^2 over the nodes; the proximal point is unique where it is
+            positive.
+    """
+
+    moreau: Float[Array, ""]
+    train_loss: Float[Array, ""]
+    information: Float[Array, ""]
+    signal: Float[Array, ""]
+    force: Float[Array, ""]
+    curvature: Float[Array, ""]
+    push: Float[Array, " n"]
+    stiffness: Float[Array, "n n"]
+    margin: Float[Array, ""]
+
+
+def fields(
+    nodes: WideNodes, q: Array, m: Array, rho: Array
+) -> tuple[Float[Array, "n N"], Float[Array, "n N"]]:
+    """Return the student's and the teacher's fields (n, N) at the nodes of one replicate."""
+    residual = jnp.maximum(q - m**2 / rho, 0.0)
+    # The square root has no derivative at zero, where the student's own part vanishes.
+    spread = jnp.where(residual > 0, jnp.sqrt(jnp.where(residual > 0, residual, 1.0)), 0.0)
+    return m / jnp.sqrt(rho) * nodes.teacher + spread * nodes.student, jnp.sqrt(rho) * nodes.teacher
+
+
+def averages(
+    layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, offset: Float[Array, " n"]
+) -> Averages:
+    """Return the averages over the nodes of one replicate; `offset` shifts the student's scores inside the loss."""
+    w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
+    h = prox(layer, w, y, V, offset)
+    gradient, H, C = (nodewise(fn)(layer, h, y, offset) for fn in (_gradient, _hessian, _cross))
+    n = len(h)
+    eye = jnp.eye(n, dtype=h.dtype)[..., None]
+    matrix = eye + V * H
+    # dg/dw = -(1 + V H)^-1 H and dg/dy = -(1 + V H)^-1 C
+    solved = -_solve(matrix, jnp.concatenate([H, C], 1))
+    by_w, by_y = solved[:, :n], solved[:, n:]
+
+    def mean(values: Array) -> Array:
+        return jnp.sum(nodes.weight * values, -1)
+
+    def trace(a: Array) -> Array:
+        return sum(a[i, i] for i in range(n))
+
+    loss = nodewise(_loss)(layer, h, y, offset)
+    square = jnp.sum(gradient**2, 0)
+    twice = sum(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
+    return Averages(
+        moreau=mean(loss + 0.5 * V * square),
+        train_loss=mean(loss),
+        information=-mean(trace(by_w)),
+        signal=mean(trace(by_y)),
+        force=mean(square),
+        curvature=mean(twice),
+        push=-mean(gradient),
+        stiffness=-mean(by_w),
+        margin=lax.stop_gradient(jnp.min(_determinant(matrix))),
+    )
+
+
+class Response(NamedTuple):
+    """What message passing needs of every sentence: g, (n, N), and the average - Tr dg / dw."""
+
+    gradient: Float[Array, "n N"]
+    information: Float[Array, ""]
+
+
+def response(layer: WideLayer, h: Array, y: Array, V: Array, offset: Array) -> Response:
+    """Return the messages at proximal points h."""
+    H = nodewise(_hessian)(layer, h, y, offset)
+    n = len(h)
+    solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
+    return Response(-nodewise(_gradient)(layer, h, y, offset), jnp.mean(sum(solved[i, i] for i in range(n))))
+
+
+def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " n"]) -> Array:
+    """Return the loss on fresh sentences without noise."""
+    w, y = fields(nodes, q, m, layer.teacher.rho)
+    return jnp.sum(nodes.weight * nodewise(_loss)(layer, w, y, offset))
+
+
+def prox(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Float[Array, "n N"]:
+    """Return the proximal points, with their implicit derivatives.
+
+    Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
+    """
+    layer_, w_, y_, V_, offset_ = lax.stop_gradient((layer, w, y, V, offset))
+    n = len(w)
+    eye = jnp.eye(n, dtype=w.dtype)[..., None]
+    scale = 1 + jnp.max(jnp.abs(w_), 0)
+    tol = _PROX_TOL * scale
+
+    def energy(h: Array) -> Array:
+        return V_ * nodewise(_loss)(layer_, h, y_, offset_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
+
+    def body(state: tuple) -> tuple:
+        h, value, damping, _, count = state
+        residual = h - w_ + V_ * nodewise(_gradient)(layer_, h, y_, offset_)
+        matrix = (1 + damping) * eye + V_ * nodewise(_hessian)(layer_, h, y_, offset_)
+        step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
+        trial = h - step
+        new = energy(trial)
+        better = (new <= value) | (jnp.max(jnp.abs(step), 0) < 1e-6 * scale)
+        damping = jnp.where(better, jnp.where(damping > 1e-3, damping / 8, 0.0), jnp.maximum(4 * damping, 1.0))
+        is_done = jnp.max(jnp.abs(step), 0) <= tol
+        return jnp.where(better, trial, h), jnp.where(better, new, value), damping, jnp.all(is_done), count + 1
+
+    start = (w_, energy(w_), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
+    h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
+    return _attach_prox(h, layer, w, y, V, offset)
+
+
+@with_tangent
+def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
+    h, layer, w, y, V, offset = primals
+
+    def residual(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Array:
+        return h - w + V * nodewise(_gradient)(layer, h, y, offset)
+
+    change = derivative_along(residual, (layer, w, y, V, offset), tangents[1:])
+    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * nodewise(_hessian)(layer, h, y, offset)
+    return -_solve(matrix, change[:, None])[:, 0]
+
+
+def _solve(matrix: Float[Array, "n n N"], sides: Float[Array, "n k N"]) -> Float[Array, "n k N"]:
+    return ldl_solve(matrix, sides)
+
+
+def _determinant(matrix: Float[Array, "n n N"]) -> Float[Array, " N"]:
+    return jnp.linalg.det(jnp.moveaxis(matrix, -1, 0))
+
+
+def nodewise(fn: Any) -> Any:
+    """Map a function of one node over the last axis of the fields."""
+    return lambda layer, h, y, offset: jax.vmap(lambda h, y: fn(layer, h, y, offset), -1, -1)(h, y)
+
+
+def _loss(layer: WideLayer, h: Array, y: Array, offset: Array) -> Array:
+    return layer.node_loss(h + offset if offset.size else h, y)
+
+
+_gradient = jax.grad(_loss, 1)
+_hessian = jax.hessian(_loss, 1)
+_cross = jax.jacfwd(_gradient, 2)

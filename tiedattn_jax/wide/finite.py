@@ -1,0 +1,318 @@
+"""Finite dimension: sentences of a wide layer, training over the matrix or its factor, and message passing."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from ..averages.program import program
+from ..base.arrays import Number, precise
+from ..base.errors import (
+    InputError,
+    as_number,
+    require,
+    require_choice,
+    require_count,
+    require_key,
+    require_kind,
+    require_memory,
+)
+from ..base.report import Description, rows_of
+from ..base.results import Result, Status
+from .channel import response, prox
+from .layer import WideLayer
+
+_TOL = 1e-9  # relative change of the matrix over a step, of the last one
+_MOST_STEPS = 20_000
+_GROWTH, _SHRINK = 2.0, 0.95  # of the curvature of a proximal step that fails, and of one that succeeds
+_MEMORY = 4  # copies of the tokens that a step needs
+
+
+class WideData(eqx.Module):
+    """Sentences of a wide layer.
+
+    Attributes:
+        x: tokens of the student with their encodings, (n, L, d).
+        teacher: the teacher's matrix S*, (d, d).
+        scores: the teacher's scores, with noise, (n, L, L).
+        encodings: encodings p_l, (L, d); zero without.
+    """
+
+    x: Float[Array, "n L d"]
+    teacher: Float[Array, "d d"]
+    scores: Float[Array, "n L L"]
+    encodings: Float[Array, "L d"]
+
+    @property
+    def alpha(self) -> float:
+        """Sentences per squared dimension."""
+        return len(self.x) / self.x.shape[-1] ** 2
+
+
+def sample_wide(layer: WideLayer, d: int, alpha: Number, key: Array) -> WideData:
+    """Draw n = alpha d^2 sentences. The teacher has the quantiles of its law as eigenvalues, in a random basis.
+
+    Long encodings are orthogonal, with length sqrt(d).
+
+    Raises:
+        InputError: d is no count of at least two, alpha is not positive, the sentences do not fit into the memory, or
+            there are fewer dimensions than encodings.
+    """
+    require_count(d, "d", minimum=max(2, layer.tokens))
+    require_key(key)
+    n, L, dtype = max(1, round(float(as_number(alpha, "alpha", float, positive=True)) * d**2)), layer.tokens, layer.tau.dtype
+    require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
+    keys = jax.random.split(key, 4)
+    basis = jnp.linalg.qr(jax.random.normal(keys[0], (d, d), dtype))[0]
+    teacher = (basis * jnp.asarray(layer.teacher.eigenvalues(d), dtype)) @ basis.T
+    x = jax.random.normal(keys[1], (n, L, d), dtype)
+    half = jax.random.normal(keys[2], (n, L, L), dtype) * jnp.sqrt(layer.noise)
+    noise = (jnp.tril(half) + jnp.swapaxes(jnp.tril(half), 1, 2)) / jnp.where(jnp.eye(L) > 0, jnp.sqrt(2.0), 1.0)
+    p = jnp.zeros((L, d), dtype)
+    if layer.encodings is not None:
+        p = jnp.sqrt(d) * jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
+    return WideData(x + p, teacher, scores(x, teacher) + noise, p)
+
+
+@precise
+def scores(x: Float[Array, "n L d"], S: Float[Array, "d d"]) -> Float[Array, "n L L"]:
+    """Return h_ab = (x_a^T S x_b - delta_ab Tr S) / sqrt(d) for every sentence."""
+    n, L, d = x.shape
+    product = jnp.einsum("nad,nbd->nab", (x.reshape(n * L, d) @ S).reshape(x.shape), x)
+    return (product - jnp.eye(L, dtype=x.dtype) * jnp.trace(S)) / np.sqrt(d)
+
+
+class WideTraining(Result):
+    """A trained or inferred matrix of a wide layer.
+
+    Attributes:
+        S: the matrix, (d, d).
+        alpha: sentences per squared dimension.
+        q, m, trace: Tr S^2 / d, Tr S S* / d, Tr S / d.
+        train_loss: loss of a training sentence.
+        gen_error: loss on fresh sentences without noise; an average over as many sentences as were trained on.
+        energy: risk over d^2.
+        share: share of the eigenvalues that are not zero.
+        largest: largest eigenvalue.
+        offset: shift of the scores by the encodings, p_a^T S p_b / sqrt(d), (L, L).
+        iterations: number of steps.
+        status: `Status` as an integer.
+    """
+
+    S: Float[Array, "d d"]
+    alpha: Float[Array, ""]
+    q: Float[Array, ""]
+    m: Float[Array, ""]
+    trace: Float[Array, ""]
+    train_loss: Float[Array, ""]
+    gen_error: Float[Array, ""]
+    energy: Float[Array, ""]
+    share: Float[Array, ""]
+    largest: Float[Array, ""]
+    offset: Float[Array, "L L"]
+    iterations: Int[Array, ""]
+    status: Int[Array, ""]
+
+    def describe(self) -> Description:
+        names = "q", "m", "trace", "train_loss", "gen_error", "energy", "share", "largest", "iterations"
+        title = f"Wide layer, d = {len(self.S)}, alpha = {float(self.alpha):.4g}"
+        return Description(title, self.status_name, rows_of({name: getattr(self, name) for name in names}))
+
+
+def train_wide(
+    layer: WideLayer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
+) -> WideTraining:
+    """Minimise the risk: over S by accelerated proximal gradients, whose zeros are exact, or over Q by L-BFGS.
+
+    Args:
+        over: "S" for positive semidefinite matrices of any rank; "Q" for Q with kappa d columns.
+        key: random key of the first Q, and of the sentences of the test error; by default that of zero.
+        steps: largest number of steps.
+    """
+    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    require_choice(over, "over", ("S", "Q"))
+    require_count(steps, "steps")
+    key = jax.random.key(0) if key is None else key
+    require_key(key)
+    if over == "S":
+        S, count, done = _proximal_gradient(layer, data, steps)
+    else:
+        d = data.x.shape[-1]
+        columns = max(1, round(float(layer.kappa) * d))
+        first = jax.random.normal(key, (d, columns), data.x.dtype) / d**0.25
+        S, count, done = _factor_descent(layer, data, first, steps)
+    return _report(layer, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+
+
+def _empirical(layer: WideLayer, data: WideData, S: Array) -> Float[Array, ""]:
+    """Return the summed losses of the training sentences over d^2."""
+    d = data.x.shape[-1]
+    return jnp.sum(jax.vmap(layer.loss)(scores(data.x, S), data.scores)) / d**2
+
+
+def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    values, vectors = jnp.linalg.eigh((S + S.T) / 2)
+    return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+
+
+@program
+@precise
+def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Array, Array, Array]:
+    """Minimise over S = W S' W. W shrinks the span of the encodings, whose length makes the problem ill-conditioned."""
+    x, p = data.x, data.encodings
+    d = x.shape[-1]
+    W = jnp.eye(d, dtype=x.dtype)
+    if layer.encodings is not None:
+        unit = jnp.linalg.qr(p.T)[0]
+        W = W - (1 - 1 / jnp.sqrt(jnp.sum(p[0] ** 2))) * unit @ unit.T
+    penalty = layer.tau / d * W @ W  # of S', over d^2
+
+    def smooth(S: Array) -> Array:
+        return _empirical(layer, data, W @ S @ W)
+
+    def body(state: tuple) -> tuple:
+        S, Z, momentum, curvature, value_Z, gradient, _, count = state
+        after = _positive_part(Z - (gradient + penalty) / curvature)
+        value = smooth(after)
+        step = after - Z
+        bound = value_Z + jnp.vdot(gradient, step) + 0.5 * curvature * jnp.vdot(step, step)
+        fits = value <= bound + 1e-13 * jnp.abs(value)
+        # Momentum that points uphill starts anew.
+        uphill = jnp.vdot(Z - after, after - S) > 0
+        faster = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
+        faster = jnp.where(uphill, 1.0, faster)
+        ahead = after + jnp.where(uphill, 0.0, (momentum - 1) / faster) * (after - S)
+        Z_new = jnp.where(fits, ahead, Z)
+        value_new, gradient_new = jax.value_and_grad(smooth)(Z_new)
+        change = jnp.linalg.norm(step) / jnp.maximum(jnp.linalg.norm(after), 1e-300)
+        return (
+            jnp.where(fits, after, S),
+            Z_new,
+            jnp.where(fits, faster, momentum),
+            curvature * jnp.where(fits, _SHRINK, _GROWTH),
+            value_new,
+            (gradient_new + gradient_new.T) / 2,
+            jnp.where(fits, change, jnp.inf),
+            count + 1,
+        )
+
+    zero = jnp.zeros((d, d), x.dtype)
+    value, gradient = jax.value_and_grad(smooth)(zero)
+    one, far = jnp.ones((), x.dtype), jnp.asarray(jnp.inf, x.dtype)
+    state = (zero, zero, one, one / d, value, (gradient + gradient.T) / 2, far, 0)
+    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > _TOL) & (s[-1] < steps), body, state)
+    return W @ S @ W, count, change <= _TOL
+
+
+@program
+@precise
+def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
+    d, columns = first.shape
+    scale = d * jnp.sqrt(columns / d)
+
+    def risk(Q: Array) -> Array:
+        S = Q @ Q.T / scale
+        return _empirical(layer, data, S) + layer.tau * jnp.trace(S) / d
+
+    optimizer = optax.lbfgs(memory_size=20)
+    value_and_grad = optax.value_and_grad_from_state(risk)
+
+    def body(state: tuple) -> tuple:
+        Q, memory, _, count = state
+        value, gradient = value_and_grad(Q, state=memory)
+        update, memory = optimizer.update(gradient, memory, Q, value=value, grad=gradient, value_fn=risk)
+        change = jnp.linalg.norm(gradient) * jnp.linalg.norm(Q) / jnp.maximum(value, 1e-300)
+        return Q + update, memory, change, count + 1
+
+    start = (first, optimizer.init(first), jnp.asarray(jnp.inf, first.dtype), 0)
+    Q, _, change, count = lax.while_loop(lambda s: (s[2] > _TOL) & (s[3] < steps), body, start)
+    return Q @ Q.T / scale, count, change <= _TOL
+
+
+@program
+@precise
+def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
+    n, L, d = data.x.shape
+    x = jax.random.normal(jax.random.fold_in(key, 1), data.x.shape, data.x.dtype)
+    test = jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
+    values = jnp.linalg.eigvalsh(S)
+    risk, trace = _empirical(layer, data, S), jnp.trace(S) / d
+    return WideTraining(
+        S,
+        alpha=jnp.asarray(n / d**2, S.dtype),
+        q=jnp.sum(S**2) / d,
+        m=jnp.sum(S * data.teacher) / d,
+        trace=trace,
+        train_loss=risk * d**2 / n,
+        gen_error=jnp.mean(test),
+        energy=risk + layer.tau * trace,
+        share=jnp.mean(values > 1e-6 * values[-1]),
+        largest=values[-1],
+        offset=data.encodings @ S @ data.encodings.T / np.sqrt(d),
+        iterations=count,
+        status=jnp.where(jnp.all(jnp.isfinite(S)), status, Status.nonfinite),
+    )
+
+
+def gamp_wide(
+    layer: WideLayer, data: WideData, *, damping: Number = 0.0, steps: int = 300, key: Array | None = None
+) -> WideTraining:
+    """Message passing; its fixed point is a minimum of the risk.
+
+    Args:
+        damping: share of the old messages that is kept. Below alpha of about .5 it oscillates without damping.
+        steps: largest number of iterations.
+        key: random key of the sentences of the test error.
+
+    Raises:
+        InputError: the layer has encodings, damping is not in [0, 1), or `steps` is no count.
+    """
+    if layer.encodings is not None:
+        raise InputError("layer", "must have no encodings for message passing: train it instead")
+    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    damping = as_number(damping, "damping", layer.tau.dtype)
+    require((damping >= 0) & (damping < 1), "damping", damping, "in [0, 1)")
+    require_count(steps, "steps")
+    S, count, done = _message_passing(layer, data, damping, steps)
+    key = jax.random.key(0) if key is None else key
+    return _report(layer, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+
+
+@program
+@precise
+def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: int) -> tuple[Array, Array, Array]:
+    d = data.x.shape[-1]
+
+    def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)
+        return jax.vmap(layer.coordinates, 0, 1)(scores)
+
+    y = coordinates(data.scores)
+    fields, adjoint = jax.vjp(lambda S: coordinates(scores(data.x, S)), jnp.zeros((d, d), data.x.dtype))
+    none = jnp.zeros(0, data.x.dtype)
+
+    def body(state: tuple) -> tuple:
+        S, V, g, Lam, _, count = state
+        w = coordinates(scores(data.x, S)) - V * g
+        h = prox(layer, w, y, V, none)
+        new = response(layer, h, y, V, none)
+        g = damping * g + (1 - damping) * new.gradient
+        Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * new.information
+        (pull,) = adjoint(g)
+        values, vectors = jnp.linalg.eigh((pull + pull.T) / (2 * d) + Lam * S)
+        f = jnp.maximum(values - layer.tau, 0.0)
+        after = (vectors * (f / Lam)) @ vectors.T
+        gap = values[:, None] - values
+        slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
+        V = damping * V + (1 - damping) * (jnp.sum(jnp.triu(slope)) / d**2 / Lam)
+        change = jnp.linalg.norm(after - S) / jnp.maximum(jnp.linalg.norm(after), 1e-300)
+        return after, V, g, Lam, change, count + 1
+
+    one = jnp.ones((), data.x.dtype)
+    start = (jnp.zeros((d, d), data.x.dtype), one, jnp.zeros_like(y), one, jnp.inf * one, 0)
+    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > 1e-8) & (s[-1] < steps), body, start)
+    return S, count, change <= 1e-8

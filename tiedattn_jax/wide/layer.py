@@ -1,0 +1,230 @@
+"""Wide layers: a loss of symmetric scores, the law of the teacher's eigenvalues, and the scalings.
+
+Tokens x_1 ... x_L have iid entries of variance sigma^2 = 1, and Q has kappa d columns. The student's and the teacher's
+scores are
+
+    h_ab = (x_a^T S x_b - delta_ab Tr S) / sqrt(d),   S = Q Q^T / (d sqrt(kappa)),
+
+and the same with S*. There are n = alpha d^2 sentences. The risk is the sum of the losses and (lam / 2) ||Q||^2, which
+is tau d Tr S with tau = lam sqrt(kappa) / 2. Another sigma is a rescaling: S -> sigma^2 S, S* -> sigma^2 S*,
+tau -> tau / sigma^2.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..base.arrays import Number
+from ..base.errors import (
+    InputError,
+    as_array,
+    as_number,
+    is_concrete,
+    require,
+    require_choice,
+    require_count,
+    require_kind,
+    require_not_negative,
+    require_positive,
+)
+from ..base.report import Description, Printed, entries
+from .spectrum import Eigenvalues, SpectrumLaw, Wishart
+
+LOSSES = "squared", "cross_entropy"
+LONG = "long"
+_SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
+
+
+class WideLayer(Printed):
+    """A student and a teacher whose query-key matrices have extensive rank. Subclass it, and write `loss`.
+
+    Attributes:
+        tau: strength of the trace norm, lam sqrt(kappa) / 2.
+        kappa: width of the student's head over the dimension.
+        noise: variance of Gaussian noise on the teacher's scores; those of a token with itself have twice as much.
+        teacher: law of the eigenvalues of the teacher's matrix S*.
+        tokens: number of tokens L.
+        encodings: None, or "long" for linearly independent encodings whose length grows with d.
+        basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
+            where the w_i of random scores are independent and have the variance of S.
+    """
+
+    tau: Float[Array, ""]
+    kappa: Float[Array, ""]
+    noise: Float[Array, ""]
+    teacher: SpectrumLaw
+    tokens: int = eqx.field(static=True)
+    encodings: str | None = eqx.field(static=True)
+    _basis: tuple = eqx.field(static=True)
+    _even: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        *,
+        teacher: SpectrumLaw | Any,
+        tau: Number | None = None,
+        lam: Number | None = None,
+        kappa: Number = 1.0,
+        noise: Number = 0.0,
+        tokens: int = 2,
+        encodings: str | None = None,
+    ):
+        self.kappa = require_positive(kappa, "kappa")
+        if (tau is None) == (lam is None):
+            raise InputError("tau", f"must be given, or lam in its place, got tau={tau} and lam={lam}")
+        self.tau = (
+            require_positive(tau, "tau")
+            if lam is None
+            else require_positive(lam, "lam") * jnp.sqrt(self.kappa) / 2
+        )
+        self.noise = require_not_negative(noise, "noise")
+        self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
+        require_count(tokens, "tokens")
+        self.tokens = tokens
+        self.encodings = require_choice(encodings, "encodings", (None, LONG))
+        self._basis, self._even = (), False
+        self._basis, self._even = _probed(self)
+        if encodings is not None and (tokens, self.seen) != (2, 2):
+            text = "two tokens and a loss that does not see a common shift of all scores"
+            raise InputError("encodings", f"need {text}, got {tokens} tokens and {self.seen} directions")
+
+    @abc.abstractmethod
+    def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
+        """Return the loss of a sentence from the symmetric scores of the student and of the teacher."""
+
+    @property
+    def basis(self) -> Float[np.ndarray, "n L L"]:
+        return np.asarray(self._basis)
+
+    @property
+    def seen(self) -> int:
+        """Number n of directions of the scores that the loss sees."""
+        return len(self._basis)
+
+    def node_loss(self, w: Float[Array, " n"], y: Float[Array, " n"]) -> Float[Array, ""]:
+        """Return the loss from the coordinates of the scores in the directions that it sees."""
+        basis = jnp.asarray(self.basis, w.dtype)
+        return self.loss(jnp.tensordot(w, basis, 1), jnp.tensordot(y, basis, 1))
+
+    def coordinates(self, H: Float[Array, "L L"]) -> Float[Array, " n"]:
+        """Return the coordinates of symmetric scores in the directions that the loss sees."""
+        upper = np.triu_indices(self.tokens)
+        return jnp.asarray(np.linalg.pinv(self.basis[:, *upper]).T, H.dtype) @ H[upper]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the loss stays the same if all scores change their sign, so that half of the nodes is enough."""
+        return self._even
+
+    def describe(self) -> Description:
+        numbers = [(name, entries(value)) for name, value in vars(self).items() if isinstance(value, jax.Array)]
+        numbers.append(("teacher", self.teacher.describe().what))
+        numbers.append(("tokens", str(self.tokens)))
+        return Description(type(self).__name__, numbers=numbers)
+
+
+class WideDotProduct(WideLayer):
+    """Tied dot-product attention of extensive rank: row-wise softmax of beta times the scores.
+
+    The target is (1 - omega) softmax(beta Y) + omega A.
+
+    Attributes:
+        beta: inverse temperature.
+        omega: positional share of the target, in [0, 1].
+        mixing: the positional part A of the target, (L, L), rows summing to one.
+        loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy".
+
+    Raises:
+        InputError: a number is out of range, `tau` and `lam` are both given or both missing, the teacher has a
+            negative or infinite eigenvalue or only zeros, or `encodings` or `loss` has another name.
+    """
+
+    beta: Float[Array, ""]
+    omega: Float[Array, ""]
+    mixing: Float[Array, "L L"]
+    loss_name: str = eqx.field(static=True)
+    UNIFORM: ClassVar[float] = 0.5
+
+    def __init__(
+        self,
+        *,
+        beta: Number = 1.0,
+        tau: Number | None = None,
+        lam: Number | None = None,
+        kappa: Number = 1.0,
+        omega: Number = 0.0,
+        mixing: Any = None,
+        encodings: str | None = None,
+        noise: Number = 0.0,
+        tokens: int = 2,
+        loss: str = "squared",
+        teacher: SpectrumLaw | Any = None,
+    ):
+        require_count(tokens, "tokens", minimum=2)
+        L = tokens
+        self.beta = require_positive(beta, "beta")
+        self.omega = require_not_negative(omega, "omega")
+        if is_concrete(self.omega):
+            require(self.omega <= 1, "omega", omega, "in [0, 1]")
+        self.mixing = as_array(np.full((L, L), 1 / L) if mixing is None else mixing, "mixing", jnp.result_type(float))
+        require(self.mixing.shape == (L, L), "mixing", self.mixing.shape, f"of shape ({L}, {L})")
+        if is_concrete(self.mixing):
+            is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
+            require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
+        self.loss_name = require_choice(loss, "loss", LOSSES)
+        law = Wishart(0.5) if teacher is None else teacher
+        super().__init__(
+            teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings
+        )
+
+    def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
+        target = (1 - self.omega) * jax.nn.softmax(self.beta * Y, -1) + self.omega * self.mixing
+        if self.loss_name == "squared":
+            return 0.5 * jnp.sum((jax.nn.softmax(self.beta * H, -1) - target) ** 2)
+        return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
+
+
+def _probed(layer: WideLayer) -> tuple[tuple, bool]:
+    """Return a basis, orthonormal in the metric of random scores, of the directions that the loss sees; and whether it
+    is even.
+
+    These are the directions of its gradients at random scores. Traced numbers are replaced: the directions are those
+    of the form of the loss.
+    """
+    L = layer.tokens
+    rows, columns = np.triu_indices(L)
+    variance = np.where(rows == columns, 2.0, 1.0)
+    units = np.zeros((len(rows), L, L))
+    units[np.arange(len(rows)), rows, columns] = units[np.arange(len(rows)), columns, rows] = 1.0
+    draws = np.random.default_rng(0).standard_normal((4 * len(rows), 2, len(rows))) * np.sqrt(variance)
+    with jax.ensure_compile_time_eval():
+        known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
+
+        def of_scores(pair: Array) -> Array:
+            H, Y = jnp.tensordot(pair, jnp.asarray(units, pair.dtype), 1)
+            return known.loss(H, Y)
+
+        values = jax.vmap(of_scores)(jnp.asarray(draws))
+        if values.shape != (len(draws),):
+            raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
+        is_even = bool(jnp.allclose(values, jax.vmap(of_scores)(-jnp.asarray(draws)), rtol=1e-6, atol=0))
+        gradients = np.asarray(jax.vmap(jax.grad(of_scores))(jnp.asarray(draws))).reshape(-1, len(rows))
+    if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
+        raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
+    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B u.
+    _, sizes, directions = np.linalg.svd(gradients, full_matrices=False)
+    B = directions[sizes > _SEEN * sizes[0]].T
+    if not B.size or sizes[0] == 0:
+        raise InputError("loss", "must depend on the scores, got a constant")
+    values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
+    C = vectors * np.sqrt(values_) @ vectors.T
+    basis = np.einsum("in,iab->nab", B @ C, units)
+    return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist()), is_even and layer.encodings is None

@@ -1,0 +1,337 @@
+"""Fixed points of wide layers: the equations, their solution with implicit derivatives, and the results.
+
+The potential of order parameters (q, m, V) and their conjugates (Lam, M, N) is
+
+    e = alpha moreau(q, m, V) - Phi(M, N, tau) / Lam + M m + N V - Lam q / 2.
+
+Its six derivatives vanish at the state, where e is the least risk over d^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from ..averages.program import lane_by_lane, program
+from ..base.arrays import Number, precise, solve
+from ..base.derivatives import derivative_along, with_tangent
+from ..base.errors import as_number, require_kind
+from ..base.results import MeanField, Replicated, Status
+from .channel import Averages, WideNodes, averages, test_error, wide_nodes
+from .layer import WideLayer
+from .spectrum import Prior, convolution, prior, stability
+
+_TOL = 1e-10  # relative change of the order parameters in a step
+_MOST_STEPS = 100
+_NEAR = 0.3  # relative change from which on Newton's steps are tried
+_LONGEST = 0.5  # relative length of a Newton step
+_START = 0.5, 0.4, 1.0  # q / rho, m / rho, V
+
+
+class WideState(eqx.Module):
+    """A fixed point on the averages of one replicate.
+
+    Attributes:
+        q: Tr S^2 / d.
+        m: Tr S S* / d.
+        V: response.
+        Lam, M, N: conjugates; the trained matrix is (Y - tau)_+ / Lam with Y = M S* + sqrt(N) G.
+        offset: shift of the scores by the encodings, in the directions that the loss sees, (n,).
+        trace: Tr S / d.
+        train_loss: loss of a training sentence.
+        gen_error: loss on fresh sentences without noise.
+        energy: least risk over d^2.
+        distance: ||S - S*||^2 / d.
+        share: share of the eigenvalues of S that are not zero.
+        largest: largest eigenvalue of S.
+        replicon: below one in a state of stable replica symmetry; infinite where the bound on the rank binds.
+        margin: least determinant of the proximal equations; the proximal points are unique where it is positive.
+        binds: whether the bound on the rank binds.
+        residual: relative change of the order parameters in a step.
+        status: `Status` as an integer.
+    """
+
+    q: Float[Array, "*R"]
+    m: Float[Array, "*R"]
+    V: Float[Array, "*R"]
+    Lam: Float[Array, "*R"]
+    M: Float[Array, "*R"]
+    N: Float[Array, "*R"]
+    offset: Float[Array, "*R n"]
+    trace: Float[Array, "*R"]
+    train_loss: Float[Array, "*R"]
+    gen_error: Float[Array, "*R"]
+    energy: Float[Array, "*R"]
+    distance: Float[Array, "*R"]
+    share: Float[Array, "*R"]
+    largest: Float[Array, "*R"]
+    replicon: Float[Array, "*R"]
+    margin: Float[Array, "*R"]
+    binds: Array
+    residual: Float[Array, "*R"]
+    status: Int[Array, "*R"]
+
+
+class WidePoint(Replicated):
+    """The state of a wide layer at one alpha. Numbers are means over the replicates of the averages."""
+
+    layer: WideLayer
+    alpha: Float[Array, "*batch"]
+    replicates: WideState
+    batch_probe = "alpha", 0
+    SETTING = ("alpha",)
+    SHOWN: ClassVar = {
+        "q": "Tr S^2 / d",
+        "m": "Tr S S* / d, overlap with the teacher",
+        "V": "response",
+        "trace": "Tr S / d",
+        "train_loss": "loss of a training sentence",
+        "gen_error": "loss on fresh sentences without noise",
+        "energy": "least risk over d^2",
+        "distance": "||S - S*||^2 / d",
+        "share": "share of the eigenvalues of S that are not zero",
+        "largest": "largest eigenvalue of S",
+        "replicon": "stability, below one",
+    }
+    q, m, V = MeanField[Array](), MeanField[Array](), MeanField[Array]()
+    Lam, M, N = MeanField[Array](), MeanField[Array](), MeanField[Array]()
+    offset, trace = MeanField[Array](), MeanField[Array]()
+    train_loss, gen_error, energy = MeanField[Array](), MeanField[Array](), MeanField[Array]()
+    distance, share, largest, replicon = MeanField[Array](), MeanField[Array](), MeanField[Array](), MeanField[Array]()
+
+    @property
+    def title(self) -> str:
+        return f"Wide layer at alpha = {self.alpha:g}"
+
+
+class _Setting(NamedTuple):
+    """What a search on one replicate holds fixed.
+
+    Attributes:
+        binds: whether the rank is bounded by kappa d.
+        held: whether the offsets stay on the boundary of the cone, see `_cone`.
+    """
+
+    layer: WideLayer
+    alpha: Float[Array, ""]
+    nodes: WideNodes
+    binds: Bool[Array, ""]
+    held: Bool[Array, ""]
+
+    @property
+    def size(self) -> int:
+        """Number of the offsets."""
+        return 0 if self.layer.encodings is None else self.layer.seen
+
+    def channel(self, v: Float[Array, " k"]) -> Averages:
+        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:])
+
+    def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
+        return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
+
+    def prior(self, M: Array, N: Array) -> Prior:
+        curve = convolution(self.layer.teacher, M, N)
+        start = curve.place(self.layer.tau)
+
+        def bounded() -> Array:
+            return jnp.maximum(start, curve.quantile(jnp.minimum(self.layer.kappa, 1.0)))
+
+        return prior(curve, self.layer.tau, lax.cond(self.binds, bounded, lambda: start))
+
+    def step(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Array, Array]:
+        """Return `map`, its Jacobian, and the share of the eigenvalues that are not zero."""
+
+        def channel(v: Array) -> tuple[Array, Array]:
+            A = self.channel(v)
+            hats = jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)])
+            return hats, hats
+
+        def orders(hats: Array) -> tuple[Array, tuple[Array, Array]]:
+            Lam, M, N = hats[:3]
+            P = self.prior(M, N)
+            image = jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), hats[3:]])
+            return image, (image, P.share)
+
+        outer, hats = jax.jacfwd(channel, has_aux=True)(v)
+        inner, (image, share) = jax.jacfwd(orders, has_aux=True)(hats)
+        return image, inner @ outer, share
+
+    def map(self, v: Float[Array, " k"]) -> Float[Array, " k"]:
+        """Return the right-hand sides of the equations for (q, m, V) and the offsets."""
+        A = self.channel(v)
+        Lam, M, N = self.conjugates(A)
+        P = self.prior(M, N)
+        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), self.offsets(v[3:], A)])
+
+    def offsets(self, t: Float[Array, " n"], A: Averages) -> Float[Array, " n"]:
+        """Return the offsets after a Newton step for E g = 0; zero without encodings."""
+        if not t.size:
+            return t
+        free = t + solve(A.stiffness, A.push[:, None])[:, 0]
+        # On the boundary of the cone the offsets move along one line.
+        normal = _cone(self.layer)
+        along = jnp.asarray([-normal[1], normal[0]], t.dtype)
+        place = along @ t + along @ A.push / (along @ A.stiffness @ along)
+        return jnp.where(self.held, along * place, free)
+
+
+def _cone(layer: WideLayer) -> Float[np.ndarray, " n"] | None:
+    """Return the vector whose product with the offsets of two tokens is T_11 + T_22 - 2 T_12, which is at least zero.
+
+    The encodings shift the scores by a positive semidefinite matrix T. The loss does not see a common shift of all
+    scores, so this is all that is left of the condition.
+    """
+    c = np.array([1.0, -1.0])
+    normal = np.einsum("nab,a,b->n", layer.basis, c, c)
+    return normal / np.linalg.norm(normal)
+
+
+def _height(layer: WideLayer, t: Float[Array, " n"]) -> Float[Array, ""]:
+    """Return the distance of the offsets from the boundary of the cone, negative outside; zero without encodings."""
+    return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
+
+
+def _size(v: Float[Array, " k"]) -> Float[Array, " k"]:
+    """Return the scale of every unknown."""
+    return jnp.where(jnp.arange(len(v)) < 3, jnp.abs(v), 1 + jnp.abs(v))
+
+
+def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Setting, Float[Array, ""]]:
+    """Return a root of ``map(v) = v``, the constraints that hold there, and the relative change in the last step.
+
+    The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. A constraint that
+    the root violates is imposed, and the search goes on.
+    """
+    frozen = lax.stop_gradient(setting)
+    rho = frozen.layer.teacher.rho + frozen.layer.noise
+
+    def body(state: tuple) -> tuple:
+        v, binds, held, _, count = state
+        image, J, share = frozen._replace(binds=binds, held=held).step(v)
+        r = image - v
+        length = jnp.max(jnp.abs(r) / _size(v))
+        newton = jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - J, r)
+        after = v + newton
+        is_good = (jnp.max(jnp.abs(newton) / _size(v)) < _LONGEST) & (length < _NEAR)
+        is_good &= (after[0] > 0) & (after[2] > 0) & (after[0] * rho > after[1] ** 2)
+        ended = length <= _TOL
+        must_hold, must_bind = held | (_height(setting.layer, v[3:]) < 0), binds | (share > frozen.layer.kappa)
+        length = jnp.where((must_hold == held) & (must_bind == binds), length, jnp.inf)
+        v = jnp.where(ended, v, jnp.where(is_good, after, image))
+        return v, jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held), length, count + 1
+
+    def unfinished(state: tuple) -> Array:
+        return (state[3] > _TOL) & (state[4] < _MOST_STEPS)
+
+    first = (lax.stop_gradient(start), setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
+    v, binds, held, length, _ = lax.while_loop(unfinished, body, first)
+    setting = setting._replace(binds=binds, held=held)
+    return _attach_root(v, setting), setting, length
+
+
+@with_tangent
+def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
+    v, setting = primals
+    change = derivative_along(lambda s: s.map(v), (setting,), tangents[1:])
+    return jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - setting.step(v)[1], change)
+
+
+def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
+    """Return the unknowns at q = m = V = 0, with the best offsets, and the constraint that holds there."""
+    zeros = jnp.zeros(3 + setting.size, setting.alpha.dtype)
+    if not setting.size:
+        return zeros, setting
+    frozen = lax.stop_gradient(setting)
+
+    def body(state: tuple) -> tuple:
+        v, held, _, count = state
+        now = frozen._replace(held=held)
+        t = now.offsets(v[3:], now.channel(v))
+        length = jnp.max(jnp.abs(t - v[3:]))
+        must_hold = held | ((length <= _TOL) & (_height(setting.layer, t) < 0))
+        return jnp.concatenate([v[:3], t]), must_hold, jnp.where(must_hold == held, length, jnp.inf), count + 1
+
+    first = (zeros, setting.held, jnp.asarray(jnp.inf, zeros.dtype), 0)
+    v, held, _, _ = lax.while_loop(lambda s: (s[2] > _TOL) & (s[3] < _MOST_STEPS), body, first)
+    setting = setting._replace(held=held)
+    return _attach_offsets(v, setting), setting
+
+
+@with_tangent
+def _attach_offsets(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
+    """Newton's steps have derivative zero in the offsets, so the tangent is that of one step."""
+    v, setting = primals
+    change = derivative_along(lambda s: s.offsets(v[3:], s.channel(v)), (setting,), tangents[1:])
+    return jnp.concatenate([jnp.zeros_like(v[:3]), change])
+
+
+@program
+def states(layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, start: Float[Array, " k"]) -> WideState:
+    """Return the states of all replicates."""
+    return lax.map(lambda one: _state(layer, alpha, one, start), nodes)
+
+
+@precise
+def _state(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Array) -> WideState:
+    no = jnp.asarray(False)
+    zero, empty = _without_content(_Setting(layer, alpha, nodes, no, no))
+    _, M, N = empty.conjugates(empty.channel(zero))
+    has_content = lax.stop_gradient(convolution(layer.teacher, M, N).top > layer.tau)
+
+    def content() -> tuple[Array, _Setting, Array]:
+        return _search(_Setting(layer, alpha, nodes, no, no), start)
+
+    v, setting, length = lax.cond(has_content, content, lambda: (zero, empty, jnp.zeros_like(alpha)))
+    return _report(setting, v, length)
+
+
+def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]) -> WideState:
+    """Return the state at the unknowns v; q = 0 is the layer without content."""
+    layer, law = setting.layer, setting.layer.teacher
+    A = setting.channel(v)
+    Lam, M, N = setting.conjugates(A)
+    q, m, V, offset = v[0], v[1], v[2], v[3:]
+    P = setting.prior(M, N)
+    trace = jnp.where(q > 0, P.trace / Lam, 0.0)
+    curve = convolution(law, M, N)
+    replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau)
+    status = jnp.where(residual <= _TOL, Status.converged, Status.max_steps)
+    status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
+    status = jnp.where((A.margin <= 0) & (status == Status.converged), Status.unresolved, status)
+    return WideState(
+        q, m, V, Lam, M, N, offset, trace,
+        train_loss=A.train_loss,
+        gen_error=test_error(layer, setting.nodes, q, m, offset),
+        energy=setting.alpha * A.train_loss + layer.tau * trace,
+        distance=law.rho - 2 * m + q,
+        share=jnp.where(q > 0, P.share, 0.0),
+        largest=jnp.where(q > 0, (curve.top - layer.tau) / Lam, 0.0),
+        replicon=jnp.where(setting.binds, jnp.inf, replicon),
+        margin=A.margin,
+        binds=setting.binds,
+        residual=residual,
+        status=status,
+    )
+
+
+def solve_wide(
+    layer: WideLayer, alpha: Number, nodes: Any = None, start: WidePoint | None = None
+) -> WidePoint:
+    """Solve the equations of a wide layer; this is `solve` for a `WideLayer`."""
+    alpha = as_number(alpha, "alpha", layer.tau.dtype, positive=True)
+    rule = wide_nodes(layer, nodes)
+    if start is None:
+        q, m, V = _START
+        first = jnp.stack([q * layer.teacher.rho, m * layer.teacher.rho, jnp.asarray(V, alpha.dtype)])
+        first = jnp.concatenate([first, jnp.zeros(layer.seen if layer.encodings else 0, alpha.dtype)])
+    else:
+        require_kind(start, "start", WidePoint, "a state of a wide layer")
+        first = jnp.concatenate([jnp.stack([start.q, start.m, start.V]), start.offset])
+    return WidePoint(layer, alpha, lane_by_lane(states)(layer, alpha, rule, lax.stop_gradient(first)))
