@@ -5,6 +5,7 @@ passing and training follow from it. The public names by task:
 
     a model         DotProduct, CausalDotProduct, UntiedDotProduct, LinearAttention, ReLUAttention;
                     a subclass of AttentionLayer with `attention`, or of Model with shape, loss and law
+    a wide model    WideDotProduct with a Wishart teacher; a subclass of WideLayer with `loss`
     its data        SpectralLaw; TokenClassMixture for correlated tokens; Preimages, orbit for the optimal learner
     its penalty     L1, or a subclass of Penalty with value and prox, besides the ridge
     one state       solve, find_states; Overlaps as a start; state_evolution: message passing in time
@@ -87,6 +88,9 @@ from .rsb.transitions import transition_1rsb as transition_1rsb
 from .theory.multistart import find_states as find_states
 from .theory.solve import solve as solve
 from .theory.state_evolution import state_evolution as state_evolution
+from .wide import FORMS as _FORMS
+from .wide.layer import WideDotProduct as WideDotProduct, WideLayer as WideLayer
+from .wide.spectrum import Wishart as Wishart
 
 __version__ = _VERSION
 

@@ -7,6 +7,7 @@ many settings     Table, PhaseDiagram
 breaking          OneRSBPoint, OneRSBOverlaps
 optimal learner   BayesPoint
 dynamics          Trajectory, Student, Emergence, SmallStart, PopulationPoint, Landscape
+wide layers       WidePoint, WideSpectrum, WideOptimum, WideTraining
 finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
 """
 
@@ -32,3 +33,6 @@ from .theory.observables import Diagnostics as Diagnostics
 from .theory.quantities import Quantity as Quantity
 from .theory.state_evolution import StateEvolution as StateEvolution
 from .theory.states import FixedPoint as FixedPoint
+from .wide.finite import WideTraining as WideTraining
+from .wide.optimum import WideOptimum as WideOptimum
+from .wide.solve import WidePoint as WidePoint, WideSpectrum as WideSpectrum

@@ -23,6 +23,7 @@ from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_r
 from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import either, positive_definite, precise
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
+from ..base.kinds import with_other_forms
 from ..base.report import Description, Row, picture
 from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
@@ -129,6 +130,7 @@ class BayesPoint(Replicated):
     )
 
 
+@with_other_forms
 def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None = None) -> BayesPoint:
     """Solve for the Bayes-optimal learner: it knows the law of the data and of the teacher, and the form of the target.
 

@@ -34,6 +34,7 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
+from ..base.kinds import with_other_forms
 from ..base.report import picture
 from ..base.results import Status
 from ..bayes.fixed_points import check_bayes
@@ -158,6 +159,7 @@ class Damping(eqx.Module):
         )
 
 
+@with_other_forms
 def gamp(
     model: Model,
     data: Sample,

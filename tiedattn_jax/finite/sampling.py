@@ -27,6 +27,7 @@ from ..base.errors import (
     require_memory,
     require_positive,
 )
+from ..base.kinds import with_other_forms
 from ..bayes.channel import labels_at_nodes
 from ..bayes.fixed_points import averages_of, has_closed_form
 from ..bayes.thresholds import check_spectral, label_matrix, thresholds
@@ -43,6 +44,7 @@ from .products import student_fields, token_gram, weight_unit
 _COPIES = {"cpu": 6}
 
 
+@with_other_forms
 @overload
 def sample_data(
     model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = ..., stored: Literal[True] = ...

@@ -54,6 +54,7 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
+from ..base.kinds import with_other_forms
 from ..base.report import picture
 from ..base.results import Status
 from ..model.checks import check_provides
@@ -171,6 +172,7 @@ def default_optimizer(model: Model, *, stored: bool = True, rate: Number | None 
     return "lbfgs" if model.penalty is None and stored and rate is None else "gd"
 
 
+@with_other_forms
 def train(
     model: Model,
     data: Sample,

@@ -186,9 +186,9 @@ def axes_of(
 
 
 def scalar_parameters(model: Model) -> dict[str, float]:
-    """Return the fields of a concrete model, and of its penalty, that are a single number, by name."""
-    penalty = {} if model.penalty is None else {f"penalty.{name}": a for name, a in vars(model.penalty).items()}
-    fields = vars(model) | penalty
+    """Return the fields of a concrete model, and of its modules such as the penalty, that are one number, by name."""
+    modules = {name: part for name, part in vars(model).items() if isinstance(part, eqx.Module)}
+    fields = vars(model) | {f"{name}.{k}": a for name, part in modules.items() for k, a in vars(part).items()}
     return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
 
 

@@ -22,6 +22,7 @@ from jax import lax
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
+from ..base.kinds import with_other_forms
 from ..base.results import Settings, Status
 from ..bayes import thresholds
 from ..dynamics import small_start
@@ -47,6 +48,7 @@ _NOT_SMALL = 0.7
 _WIDEST = 1.26
 
 
+@with_other_forms
 def critical_alpha(
     model: Model,
     nodes: AnyNodes = None,
@@ -387,6 +389,7 @@ def _between(transition: Quantity, low: float, high: float) -> Quantity:
 THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = thresholds.THRESHOLDS | small_start.THRESHOLDS
 
 
+@with_other_forms
 def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Quantity:
     """Return a threshold in alpha with its error bar and its derivatives in the numbers of the model.
 

@@ -300,3 +300,18 @@ def optimal_error(axis: Axes, points: Any) -> None:
     order = np.argsort(points.alpha)
     alpha, error, bar = (np.asarray(a)[order] for a in (points.alpha, points.gen_error, points.stderr.gen_error))
     line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar)
+
+
+def spectrum_figure(spectrum: Any, ax: Target = None) -> Any:
+    """Plot the density of the eigenvalues of a wide layer's trained matrix.
+
+    Args:
+        spectrum: `wide.solve.WideSpectrum`.
+        ax: axes to draw on instead of a new figure.
+    """
+    with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax) as (drawing, axes):
+        (axis,) = axes[0]
+        line(axis, spectrum.values, spectrum.density, COLOURS["semantic"], f"{1 - float(spectrum.zeros):.3g} of all")
+        mark(axis, f"zero: {float(spectrum.zeros):.3g} of all", 0.0)
+        frame(axis)
+    return drawing

@@ -68,8 +68,8 @@ class Quantity(Result):
     value: Float[StateArray, "*batch"]
     stderr: Float[StateArray, "*batch"]
     status: Int[StateArray, "*batch"]
-    sensitivities: Model | None = None
-    sensitivities_stderr: Model | None = None
+    sensitivities: Any = None
+    sensitivities_stderr: Any = None
     by_alpha: Average | None = None
     _: dataclasses.KW_ONLY
     branches: tuple[Any, ...] = ()
@@ -143,10 +143,10 @@ class Quantity(Result):
         return cls.of(values, rates, status=status, known=known, **fields)
 
     @classmethod
-    def of_model(cls, values: Callable[[Model], Float[Array, " R"]], model: Model, **fields: Any) -> Quantity:
+    def of_model(cls, values: Callable[[Any], Float[Array, " R"]], model: Any, **fields: Any) -> Quantity:
         """Return a number and its sensitivities from its values in every replicate, a function of the model."""
 
-        def twice(model: Model) -> tuple[Array, Array]:
+        def twice(model: Any) -> tuple[Array, Array]:
             numbers = values(model)
             return numbers, numbers
 

@@ -34,6 +34,7 @@ from ..base.arrays import (
     stacked,
 )
 from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
+from ..base.kinds import with_other_forms
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
@@ -45,6 +46,7 @@ from .paths import Lane, Path, replicates_of
 from .states import FixedPoint, State
 
 
+@with_other_forms
 def solve(
     model: Model,
     alpha: Number,

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..averages.recipes import Sobol
 from ..averages.nodes import sobol_normals
-from ..base.arrays import ldl_solve
+from ..averages.recipes import Sobol
+from ..base.arrays import ldl_solve, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete
 from .layer import WideLayer
@@ -33,7 +33,6 @@ _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
 _PROX_TOL = 1e-12  # a step of this relative length is the last
-_TRAPEZOID_REPLICATES = 2
 
 
 class WideNodes(eqx.Module):
@@ -58,9 +57,9 @@ def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
     if not isinstance(recipe, Sobol):
         raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
     normals = sobol_normals(2 * n, recipe.n, recipe.seed, recipe.replicates, "n")
-    normals = jnp.asarray(np.asarray(normals), layer.tau.dtype).reshape(recipe.replicates, 2 * n, recipe.n)
+    fields = jnp.asarray(normals, layer.tau.dtype).reshape(recipe.replicates, 2 * n, recipe.n)
     weight = jnp.full((recipe.replicates, recipe.n), 1 / recipe.n, layer.tau.dtype)
-    return WideNodes(normals[:, n:], normals[:, :n], weight)
+    return WideNodes(fields[:, n:], fields[:, :n], weight)
 
 
 def _lattice(layer: WideLayer) -> WideNodes:
@@ -109,7 +108,7 @@ class Averages(NamedTuple):
         curvature: E Tr (dg / dw)^2.
         push: E g, the gradient of the offsets, (n,).
         stiffness: - E dg / dw, (n, n).
-        margin: smallest pivot of 1 + V d^2 loss / dh^2 over the nodes; the proximal point is unique where it is
+        margin: smallest determinant of 1 + V d^2 loss / dh^2 over the nodes; the proximal point is unique where it is
             positive.
     """
 
@@ -124,9 +123,7 @@ class Averages(NamedTuple):
     margin: Float[Array, ""]
 
 
-def fields(
-    nodes: WideNodes, q: Array, m: Array, rho: Array
-) -> tuple[Float[Array, "n N"], Float[Array, "n N"]]:
+def fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Array, "n N"], Float[Array, "n N"]]:
     """Return the student's and the teacher's fields (n, N) at the nodes of one replicate."""
     residual = jnp.maximum(q - m**2 / rho, 0.0)
     # The square root has no derivative at zero, where the student's own part vanishes.
@@ -135,29 +132,40 @@ def fields(
 
 
 def averages(
-    layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, offset: Float[Array, " n"]
-) -> Averages:
-    """Return the averages over the nodes of one replicate; `offset` shifts the student's scores inside the loss."""
+    layer: WideLayer,
+    nodes: WideNodes,
+    q: Array,
+    m: Array,
+    V: Array,
+    offset: Float[Array, " n"],
+    near: Float[Array, "n N"] | None = None,
+) -> tuple[Averages, Float[Array, "n N"]]:
+    """Return the averages over the nodes of one replicate, and the proximal points.
+
+    Args:
+        offset: shift of the student's scores inside the loss.
+        near: points from which the proximal points are searched, by default the student's fields.
+    """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    h = prox(layer, w, y, V, offset)
+    h = prox(layer, w, y, V, offset, near)
     gradient, H, C = (nodewise(fn)(layer, h, y, offset) for fn in (_gradient, _hessian, _cross))
     n = len(h)
     eye = jnp.eye(n, dtype=h.dtype)[..., None]
     matrix = eye + V * H
     # dg/dw = -(1 + V H)^-1 H and dg/dy = -(1 + V H)^-1 C
-    solved = -_solve(matrix, jnp.concatenate([H, C], 1))
+    solved = -ldl_solve(matrix, jnp.concatenate([H, C], 1))
     by_w, by_y = solved[:, :n], solved[:, n:]
 
     def mean(values: Array) -> Array:
         return jnp.sum(nodes.weight * values, -1)
 
     def trace(a: Array) -> Array:
-        return sum(a[i, i] for i in range(n))
+        return total(a[i, i] for i in range(n))
 
     loss = nodewise(_loss)(layer, h, y, offset)
     square = jnp.sum(gradient**2, 0)
-    twice = sum(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
-    return Averages(
+    twice = total(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
+    means = Averages(
         moreau=mean(loss + 0.5 * V * square),
         train_loss=mean(loss),
         information=-mean(trace(by_w)),
@@ -166,8 +174,9 @@ def averages(
         curvature=mean(twice),
         push=-mean(gradient),
         stiffness=-mean(by_w),
-        margin=lax.stop_gradient(jnp.min(_determinant(matrix))),
+        margin=lax.stop_gradient(jnp.min(jnp.linalg.det(jnp.moveaxis(matrix, -1, 0)))),
     )
+    return means, h
 
 
 class Response(NamedTuple):
@@ -182,7 +191,7 @@ def response(layer: WideLayer, h: Array, y: Array, V: Array, offset: Array) -> R
     H = nodewise(_hessian)(layer, h, y, offset)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return Response(-nodewise(_gradient)(layer, h, y, offset), jnp.mean(sum(solved[i, i] for i in range(n))))
+    return Response(-nodewise(_gradient)(layer, h, y, offset), jnp.mean(total(solved[i, i] for i in range(n))))
 
 
 def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " n"]) -> Array:
@@ -191,7 +200,9 @@ def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: F
     return jnp.sum(nodes.weight * nodewise(_loss)(layer, w, y, offset))
 
 
-def prox(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Float[Array, "n N"]:
+def prox(
+    layer: WideLayer, w: Array, y: Array, V: Array, offset: Array, near: Array | None = None
+) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
     Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
@@ -217,7 +228,8 @@ def prox(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Float
         is_done = jnp.max(jnp.abs(step), 0) <= tol
         return jnp.where(better, trial, h), jnp.where(better, new, value), damping, jnp.all(is_done), count + 1
 
-    start = (w_, energy(w_), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
+    first = w_ if near is None else lax.stop_gradient(near)
+    start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
     return _attach_prox(h, layer, w, y, V, offset)
 
@@ -231,15 +243,7 @@ def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
 
     change = derivative_along(residual, (layer, w, y, V, offset), tangents[1:])
     matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * nodewise(_hessian)(layer, h, y, offset)
-    return -_solve(matrix, change[:, None])[:, 0]
-
-
-def _solve(matrix: Float[Array, "n n N"], sides: Float[Array, "n k N"]) -> Float[Array, "n k N"]:
-    return ldl_solve(matrix, sides)
-
-
-def _determinant(matrix: Float[Array, "n n N"]) -> Float[Array, " N"]:
-    return jnp.linalg.det(jnp.moveaxis(matrix, -1, 0))
+    return -ldl_solve(matrix, change[:, None])[:, 0]
 
 
 def nodewise(fn: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,10 @@ from ..base.errors import (
     require_kind,
     require_memory,
 )
+from ..base.kinds import form_of
 from ..base.report import Description, rows_of
 from ..base.results import Result, Status
-from .channel import response, prox
+from .channel import prox, response
 from .layer import WideLayer
 
 _TOL = 1e-9  # relative change of the matrix over a step, of the last one
@@ -54,7 +57,8 @@ class WideData(eqx.Module):
         return len(self.x) / self.x.shape[-1] ** 2
 
 
-def sample_wide(layer: WideLayer, d: int, alpha: Number, key: Array) -> WideData:
+@form_of("sample_data", WideLayer)
+def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData:
     """Draw n = alpha d^2 sentences. The teacher has the quantiles of its law as eigenvalues, in a random basis.
 
     Long encodings are orthogonal, with length sqrt(d).
@@ -63,18 +67,19 @@ def sample_wide(layer: WideLayer, d: int, alpha: Number, key: Array) -> WideData
         InputError: d is no count of at least two, alpha is not positive, the sentences do not fit into the memory, or
             there are fewer dimensions than encodings.
     """
-    require_count(d, "d", minimum=max(2, layer.tokens))
+    require_count(d, "d", minimum=max(2, model.tokens))
     require_key(key)
-    n, L, dtype = max(1, round(float(as_number(alpha, "alpha", float, positive=True)) * d**2)), layer.tokens, layer.tau.dtype
+    count = float(as_number(alpha, "alpha", float, positive=True)) * d**2
+    n, L, dtype = max(1, round(count)), model.tokens, model.tau.dtype
     require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
     keys = jax.random.split(key, 4)
     basis = jnp.linalg.qr(jax.random.normal(keys[0], (d, d), dtype))[0]
-    teacher = (basis * jnp.asarray(layer.teacher.eigenvalues(d), dtype)) @ basis.T
+    teacher = (basis * jnp.asarray(model.teacher.eigenvalues(d), dtype)) @ basis.T
     x = jax.random.normal(keys[1], (n, L, d), dtype)
-    half = jax.random.normal(keys[2], (n, L, L), dtype) * jnp.sqrt(layer.noise)
+    half = jax.random.normal(keys[2], (n, L, L), dtype) * jnp.sqrt(model.noise)
     noise = (jnp.tril(half) + jnp.swapaxes(jnp.tril(half), 1, 2)) / jnp.where(jnp.eye(L) > 0, jnp.sqrt(2.0), 1.0)
     p = jnp.zeros((L, d), dtype)
-    if layer.encodings is not None:
+    if model.encodings is not None:
         p = jnp.sqrt(d) * jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
     return WideData(x + p, teacher, scores(x, teacher) + noise, p)
 
@@ -124,8 +129,9 @@ class WideTraining(Result):
         return Description(title, self.status_name, rows_of({name: getattr(self, name) for name in names}))
 
 
+@form_of("train", WideLayer)
 def train_wide(
-    layer: WideLayer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
+    model: WideLayer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
 ) -> WideTraining:
     """Minimise the risk: over S by accelerated proximal gradients, whose zeros are exact, or over Q by L-BFGS.
 
@@ -140,13 +146,13 @@ def train_wide(
     key = jax.random.key(0) if key is None else key
     require_key(key)
     if over == "S":
-        S, count, done = _proximal_gradient(layer, data, steps)
+        S, count, done = _proximal_gradient(model, data, steps)
     else:
         d = data.x.shape[-1]
-        columns = max(1, round(float(layer.kappa) * d))
+        columns = max(1, round(float(model.kappa) * d))
         first = jax.random.normal(key, (d, columns), data.x.dtype) / d**0.25
-        S, count, done = _factor_descent(layer, data, first, steps)
-    return _report(layer, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+        S, count, done = _factor_descent(model, data, first, steps)
+    return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
 
 
 def _empirical(layer: WideLayer, data: WideData, S: Array) -> Float[Array, ""]:
@@ -162,7 +168,7 @@ def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
 
 @program
 @precise
-def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Array, Array, Array]:
+def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Array, Any, Array]:
     """Minimise over S = W S' W. W shrinks the span of the encodings, whose length makes the problem ill-conditioned."""
     x, p = data.x, data.encodings
     d = x.shape[-1]
@@ -237,7 +243,7 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
 @program
 @precise
 def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
-    n, L, d = data.x.shape
+    n, _, d = data.x.shape
     x = jax.random.normal(jax.random.fold_in(key, 1), data.x.shape, data.x.dtype)
     test = jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
     values = jnp.linalg.eigvalsh(S)
@@ -259,8 +265,9 @@ def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Ar
     )
 
 
+@form_of("gamp", WideLayer)
 def gamp_wide(
-    layer: WideLayer, data: WideData, *, damping: Number = 0.0, steps: int = 300, key: Array | None = None
+    model: WideLayer, data: WideData, *, damping: Number = 0.0, steps: int = 300, key: Array | None = None
 ) -> WideTraining:
     """Message passing; its fixed point is a minimum of the risk.
 
@@ -272,27 +279,27 @@ def gamp_wide(
     Raises:
         InputError: the layer has encodings, damping is not in [0, 1), or `steps` is no count.
     """
-    if layer.encodings is not None:
-        raise InputError("layer", "must have no encodings for message passing: train it instead")
+    if model.encodings is not None:
+        raise InputError("model", "must have no encodings for message passing: train it instead")
     require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
-    damping = as_number(damping, "damping", layer.tau.dtype)
+    damping = as_number(damping, "damping", model.tau.dtype)
     require((damping >= 0) & (damping < 1), "damping", damping, "in [0, 1)")
     require_count(steps, "steps")
-    S, count, done = _message_passing(layer, data, damping, steps)
+    S, count, done = _message_passing(model, data, damping, steps)
     key = jax.random.key(0) if key is None else key
-    return _report(layer, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+    return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
 
 
 @program
 @precise
-def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: int) -> tuple[Array, Array, Array]:
+def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
     d = data.x.shape[-1]
 
     def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)
         return jax.vmap(layer.coordinates, 0, 1)(scores)
 
     y = coordinates(data.scores)
-    fields, adjoint = jax.vjp(lambda S: coordinates(scores(data.x, S)), jnp.zeros((d, d), data.x.dtype))
+    _, adjoint = jax.vjp(lambda S: coordinates(scores(data.x, S)), jnp.zeros((d, d), data.x.dtype))
     none = jnp.zeros(0, data.x.dtype)
 
     def body(state: tuple) -> tuple:

@@ -13,7 +13,6 @@ tau -> tau / sigma^2.
 from __future__ import annotations
 
 import abc
-import math
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -26,12 +25,10 @@ from ..base.arrays import Number
 from ..base.errors import (
     InputError,
     as_array,
-    as_number,
     is_concrete,
     require,
     require_choice,
     require_count,
-    require_kind,
     require_not_negative,
     require_positive,
 )
@@ -81,9 +78,7 @@ class WideLayer(Printed):
         if (tau is None) == (lam is None):
             raise InputError("tau", f"must be given, or lam in its place, got tau={tau} and lam={lam}")
         self.tau = (
-            require_positive(tau, "tau")
-            if lam is None
-            else require_positive(lam, "lam") * jnp.sqrt(self.kappa) / 2
+            require_positive(tau, "tau") if lam is None else require_positive(lam, "lam") * jnp.sqrt(self.kappa) / 2
         )
         self.noise = require_not_negative(noise, "noise")
         self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
@@ -181,9 +176,7 @@ class WideDotProduct(WideLayer):
             require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
         self.loss_name = require_choice(loss, "loss", LOSSES)
         law = Wishart(0.5) if teacher is None else teacher
-        super().__init__(
-            teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings
-        )
+        super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
 
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
         target = (1 - self.omega) * jax.nn.softmax(self.beta * Y, -1) + self.omega * self.mixing

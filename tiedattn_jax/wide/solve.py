@@ -17,18 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.program import lane_by_lane, program
 from ..base.arrays import Number, precise, solve
-from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import as_number, require_kind
+from ..base.derivatives import bisected_root, derivative_along, with_tangent
+from ..base.errors import InputError, as_number, require_kind
+from ..base.kinds import form_of
+from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
-from .channel import Averages, WideNodes, averages, test_error, wide_nodes
+from .channel import Averages, WideNodes, averages, fields, test_error, wide_nodes
 from .layer import WideLayer
 from .spectrum import Prior, convolution, prior, stability
 
-_TOL = 1e-10  # relative change of the order parameters in a step
+_TOL = 1e-7  # relative change of the order parameters in the last step of Newton's method; it leaves the square of this
 _MOST_STEPS = 100
 _NEAR = 0.3  # relative change from which on Newton's steps are tried
 _LONGEST = 0.5  # relative length of a Newton step
@@ -82,7 +84,7 @@ class WideState(eqx.Module):
 class WidePoint(Replicated):
     """The state of a wide layer at one alpha. Numbers are means over the replicates of the averages."""
 
-    layer: WideLayer
+    model: WideLayer
     alpha: Float[Array, "*batch"]
     replicates: WideState
     batch_probe = "alpha", 0
@@ -108,7 +110,63 @@ class WidePoint(Replicated):
 
     @property
     def title(self) -> str:
-        return f"Wide layer at alpha = {self.alpha:g}"
+        return f"{type(self.model).__name__} at alpha = {self.alpha:g}"
+
+    def details(self) -> list[Row]:
+        rows = rows_of({"offset": self.offset}, {"offset": self.stderr.offset}) if self.offset.size else []
+        if bool(self.replicates.binds.any()):
+            rows.append(("rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"))
+        return rows
+
+    def spectrum(self) -> WideSpectrum:
+        """Return the density of the eigenvalues of the trained matrix that are not zero, and the share of zeros.
+
+        Raises:
+            InputError: the result is a batch.
+        """
+        if jnp.ndim(self.alpha):
+            raise InputError("alpha", "must be one number for a spectrum, got a batch: index it first")
+        return _spectrum(self)
+
+
+class WideSpectrum(Printed):
+    """Spectrum of the trained matrix S of a wide layer.
+
+    Attributes:
+        values: eigenvalues at the nodes of the density, (n,), increasing.
+        density: density there; it integrates to one minus `zeros`.
+        weight: share of the eigenvalues that a node stands for.
+        zeros: share of the eigenvalues that are zero.
+        edge: largest eigenvalue.
+    """
+
+    values: Float[Array, " n"]
+    density: Float[Array, " n"]
+    weight: Float[Array, " n"]
+    zeros: Float[Array, ""]
+    edge: Float[Array, ""]
+
+    def quantile(self, level: Number) -> Float[Array, "..."]:
+        """Return the eigenvalues below which shares `level` of all eigenvalues lie; zero up to `zeros`."""
+        mass = self.zeros + jnp.cumsum(self.weight) - 0.5 * self.weight
+        return jnp.interp(jnp.asarray(level), mass, self.values, left=0.0, right=self.edge)
+
+    def describe(self) -> Description:
+        return Description("spectrum of the trained matrix", numbers=rows_of({"zeros": self.zeros, "edge": self.edge}))
+
+    plot = picture("theory.spectrum_figure", "the density of the eigenvalues")
+
+
+@program
+def _spectrum(point: WidePoint) -> WideSpectrum:
+    tau = point.model.tau
+    curve = convolution(point.model.teacher, point.M, point.N)
+    start = curve.place(tau)
+    start = jnp.where(
+        jnp.any(point.replicates.binds), jnp.maximum(start, curve.quantile(jnp.minimum(point.model.kappa, 1.0))), start
+    )
+    Y = curve.nodes(start)
+    return WideSpectrum((Y.y - tau) / point.Lam, Y.density * point.Lam, Y.weight, 1 - point.share, point.largest)
 
 
 class _Setting(NamedTuple):
@@ -131,7 +189,7 @@ class _Setting(NamedTuple):
         return 0 if self.layer.encodings is None else self.layer.seen
 
     def channel(self, v: Float[Array, " k"]) -> Averages:
-        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:])
+        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:])[0]
 
     def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
         return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
@@ -145,13 +203,13 @@ class _Setting(NamedTuple):
 
         return prior(curve, self.layer.tau, lax.cond(self.binds, bounded, lambda: start))
 
-    def step(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Array, Array]:
-        """Return `map`, its Jacobian, and the share of the eigenvalues that are not zero."""
+    def step(self, v: Float[Array, " k"], near: Array | None = None) -> tuple[Array, Array, Array, Array]:
+        """Return `map`, its Jacobian, the share of the eigenvalues that are not zero, and the proximal points."""
 
-        def channel(v: Array) -> tuple[Array, Array]:
-            A = self.channel(v)
+        def channel(v: Array) -> tuple[Array, tuple[Array, Array]]:
+            A, h = averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], near)
             hats = jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)])
-            return hats, hats
+            return hats, (hats, h)
 
         def orders(hats: Array) -> tuple[Array, tuple[Array, Array]]:
             Lam, M, N = hats[:3]
@@ -159,9 +217,9 @@ class _Setting(NamedTuple):
             image = jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), hats[3:]])
             return image, (image, P.share)
 
-        outer, hats = jax.jacfwd(channel, has_aux=True)(v)
+        outer, (hats, h) = jax.jacfwd(channel, has_aux=True)(v)
         inner, (image, share) = jax.jacfwd(orders, has_aux=True)(hats)
-        return image, inner @ outer, share
+        return image, inner @ outer, share, h
 
     def map(self, v: Float[Array, " k"]) -> Float[Array, " k"]:
         """Return the right-hand sides of the equations for (q, m, V) and the offsets."""
@@ -182,7 +240,7 @@ class _Setting(NamedTuple):
         return jnp.where(self.held, along * place, free)
 
 
-def _cone(layer: WideLayer) -> Float[np.ndarray, " n"] | None:
+def _cone(layer: WideLayer) -> Float[np.ndarray, " n"]:
     """Return the vector whose product with the offsets of two tokens is T_11 + T_22 - 2 T_12, which is at least zero.
 
     The encodings shift the scores by a positive semidefinite matrix T. The loss does not see a common shift of all
@@ -206,32 +264,34 @@ def _size(v: Float[Array, " k"]) -> Float[Array, " k"]:
 def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Setting, Float[Array, ""]]:
     """Return a root of ``map(v) = v``, the constraints that hold there, and the relative change in the last step.
 
-    The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. A constraint that
-    the root violates is imposed, and the search goes on.
+    The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. If the root
+    violates a constraint, the constraint is imposed, and the search goes on.
     """
     frozen = lax.stop_gradient(setting)
     rho = frozen.layer.teacher.rho + frozen.layer.noise
 
     def body(state: tuple) -> tuple:
-        v, binds, held, _, count = state
-        image, J, share = frozen._replace(binds=binds, held=held).step(v)
+        v, near, binds, held, _, count = state
+        image, J, share, near = frozen._replace(binds=binds, held=held).step(v, near)
         r = image - v
-        length = jnp.max(jnp.abs(r) / _size(v))
         newton = jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - J, r)
         after = v + newton
-        is_good = (jnp.max(jnp.abs(newton) / _size(v)) < _LONGEST) & (length < _NEAR)
+        length, change = (jnp.max(jnp.abs(a) / _size(v)) for a in (newton, r))
+        is_good = (length < _LONGEST) & (change < _NEAR)
         is_good &= (after[0] > 0) & (after[2] > 0) & (after[0] * rho > after[1] ** 2)
-        ended = length <= _TOL
+        ended = jnp.where(is_good, length, change) <= _TOL
         must_hold, must_bind = held | (_height(setting.layer, v[3:]) < 0), binds | (share > frozen.layer.kappa)
-        length = jnp.where((must_hold == held) & (must_bind == binds), length, jnp.inf)
-        v = jnp.where(ended, v, jnp.where(is_good, after, image))
-        return v, jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held), length, count + 1
+        goes_on = ended & ((must_hold != held) | (must_bind != binds))
+        binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
+        return jnp.where(is_good, after, image), near, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
     def unfinished(state: tuple) -> Array:
-        return (state[3] > _TOL) & (state[4] < _MOST_STEPS)
+        return (state[-2] > _TOL) & (state[-1] < _MOST_STEPS)
 
-    first = (lax.stop_gradient(start), setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
-    v, binds, held, length, _ = lax.while_loop(unfinished, body, first)
+    v = lax.stop_gradient(start)
+    w, _ = fields(frozen.nodes, v[0], v[1], rho)
+    first = (v, w, setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
+    v, _, binds, held, length, _ = lax.while_loop(unfinished, body, first)
     setting = setting._replace(binds=binds, held=held)
     return _attach_root(v, setting), setting, length
 
@@ -272,10 +332,37 @@ def _attach_offsets(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
     return jnp.concatenate([jnp.zeros_like(v[:3]), change])
 
 
+def without_content(layer: WideLayer, nodes: WideNodes) -> tuple[Array, Array]:
+    """Return signal and force of the channel at S = 0, with the best offsets; see `Averages`."""
+    no = jnp.asarray(False)
+    v, setting = _without_content(_Setting(layer, jnp.ones_like(layer.tau), nodes, no, no))
+    A = setting.channel(v)
+    return A.signal, A.force
+
+
+def bisected_log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) -> Float[Array, ""]:
+    """Return the root x of ``fn(x, *args)``, which increases in x > 0, with its implicit derivatives."""
+    frozen = lax.stop_gradient(args)
+    log = bisected_root(lambda t: fn(jnp.exp(t), *frozen), *jnp.log(lax.stop_gradient(jnp.stack([low, high]))))
+
+    def rule(primals: tuple, tangents: tuple) -> Array:
+        x, *args = primals
+        change = derivative_along(lambda *args: fn(x, *args), tuple(args), tangents[1:])
+        return -change / jax.jvp(lambda x: fn(x, *args), (x,), (jnp.ones_like(x),))[1]
+
+    return with_tangent(rule)(lax.stop_gradient(jnp.exp(log)), *args)
+
+
 @program
 def states(layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, start: Float[Array, " k"]) -> WideState:
-    """Return the states of all replicates."""
-    return lax.map(lambda one: _state(layer, alpha, one, start), nodes)
+    """Return the states of all replicates. Each search starts from the state of the replicate before."""
+
+    def one(start: Array, nodes: WideNodes) -> tuple[Array, WideState]:
+        state = _state(layer, alpha, nodes, start)
+        v = lax.stop_gradient(jnp.concatenate([jnp.stack([state.q, state.m, state.V]), state.offset]))
+        return jnp.where(state.q > 0, v, start), state
+
+    return lax.scan(one, start, nodes)[1]
 
 
 @precise
@@ -306,7 +393,14 @@ def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]
     status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
     status = jnp.where((A.margin <= 0) & (status == Status.converged), Status.unresolved, status)
     return WideState(
-        q, m, V, Lam, M, N, offset, trace,
+        q,
+        m,
+        V,
+        Lam,
+        M,
+        N,
+        offset,
+        trace,
         train_loss=A.train_loss,
         gen_error=test_error(layer, setting.nodes, q, m, offset),
         energy=setting.alpha * A.train_loss + layer.tau * trace,
@@ -321,17 +415,47 @@ def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]
     )
 
 
+@form_of("solve", WideLayer)
 def solve_wide(
-    layer: WideLayer, alpha: Number, nodes: Any = None, start: WidePoint | None = None
+    model: WideLayer,
+    alpha: Number,
+    branch: str | None = None,
+    nodes: Any = None,
+    *,
+    start: WidePoint | None = None,
+    rtol: Number | None = None,
+    settings: Any = None,
 ) -> WidePoint:
-    """Solve the equations of a wide layer; this is `solve` for a `WideLayer`."""
-    alpha = as_number(alpha, "alpha", layer.tau.dtype, positive=True)
-    rule = wide_nodes(layer, nodes)
+    """Solve the equations of a wide layer; this is `solve` for a `WideLayer`.
+
+    Args:
+        model: the layer.
+        alpha: sentences per squared dimension, n / d^2.
+        nodes: averages over the scores, see `wide_nodes`.
+        start: a state nearby, from which the search starts.
+
+    Returns:
+        A `WidePoint`. Below the onset of content (`critical_alpha`) its matrix is zero. Where the proximal point is not
+        unique at some nodes the status is `unresolved`.
+
+    Raises:
+        InputError: alpha is not positive; `branch`, `rtol` or `settings` are given, which have no meaning here.
+    """
+    for name, value in (("branch", branch), ("rtol", rtol), ("settings", settings)):
+        if value is not None:
+            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    alpha = as_number(alpha, "alpha", model.tau.dtype, positive=True)
+    rule, n = wide_nodes(model, nodes), model.seen if model.encodings else 0
     if start is None:
         q, m, V = _START
-        first = jnp.stack([q * layer.teacher.rho, m * layer.teacher.rho, jnp.asarray(V, alpha.dtype)])
-        first = jnp.concatenate([first, jnp.zeros(layer.seen if layer.encodings else 0, alpha.dtype)])
+        orders, offset = (
+            jnp.stack([q * model.teacher.rho, m * model.teacher.rho, V * jnp.ones_like(alpha)]),
+            jnp.zeros(n),
+        )
     else:
         require_kind(start, "start", WidePoint, "a state of a wide layer")
-        first = jnp.concatenate([jnp.stack([start.q, start.m, start.V]), start.offset])
-    return WidePoint(layer, alpha, lane_by_lane(states)(layer, alpha, rule, lax.stop_gradient(first)))
+        orders, offset = jnp.stack([start.q, start.m, start.V]), start.offset
+        if offset.shape != (n,):
+            raise InputError("start", f"must have {n} offsets like the layer, got {offset.shape[0]}")
+    first = jnp.concatenate([orders, offset.astype(alpha.dtype)])
+    return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first)))

@@ -15,7 +15,6 @@ import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +66,11 @@ class SpectrumLaw(Printed):
     def rho(self) -> Float[Array, ""]:
         """Mean squared eigenvalue, Tr S*^2 / d."""
 
+    @property
+    @abc.abstractmethod
+    def zeros(self) -> Float[Array, ""]:
+        """Share of the eigenvalues that are zero."""
+
     @abc.abstractmethod
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
         """Return the intervals of the support of M S*, in increasing order; a point is an interval of length zero."""
@@ -102,6 +106,10 @@ class Wishart(SpectrumLaw):
     @property
     def rho(self) -> Float[Array, ""]:
         return 1 + self.kappa
+
+    @property
+    def zeros(self) -> Float[Array, ""]:
+        return jnp.maximum(1 - self.kappa, 0.0)
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "2 2"]:
         root = jnp.sqrt(self.kappa)
@@ -161,6 +169,10 @@ class Eigenvalues(SpectrumLaw):
     @property
     def rho(self) -> Float[Array, ""]:
         return jnp.mean(self.values**2)
+
+    @property
+    def zeros(self) -> Float[Array, ""]:
+        return jnp.mean(jnp.where(self.values == 0, 1.0, 0.0))
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
         return jnp.stack([M * self.values] * 2, 1)
@@ -338,13 +350,13 @@ def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """
     parts = jnp.arange(1, _SECTIONS) / _SECTIONS
 
-    def round_(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def shrink(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, width = ends
         points = low + width * parts.astype(low.dtype).reshape(-1, *[1] * low.ndim)
-        return low + width / _SECTIONS * jnp.sum(fn(points) < 0, 0), width / _SECTIONS
+        return low + width / _SECTIONS * jnp.sum(fn(points) < 0, axis=0), width / _SECTIONS
 
     low, high = lax.stop_gradient(jnp.broadcast_arrays(low, high))
-    low, width = lax.fori_loop(0, _ROUNDS, round_, (low, high - low))
+    low, width = lax.fori_loop(0, _ROUNDS, shrink, (low, high - low))
     return low + 0.5 * width
 
 
@@ -363,8 +375,8 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
 
     def step(_: int, s: Array) -> Array:
         # Newton's step for the concave function 1 / F - N of s; from above it can overshoot, from below it cannot.
-        _, F, A, _ = law_.resolvent(u_, s, M_)
-        return jnp.maximum(s - (1 / F - N_) * F**2 / A, _SHRINK * s)
+        at = law_.resolvent(u_, s, M_)
+        return jnp.maximum(s - (1 / at.F - N_) * at.F**2 / at.A, _SHRINK * s)
 
     s = lax.fori_loop(0, _NEWTON, step, jnp.full_like(u_, N_))
     return _attach_s(s, law, u, M, N)
