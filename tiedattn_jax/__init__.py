@@ -88,7 +88,6 @@ from .rsb.transitions import transition_1rsb as transition_1rsb
 from .theory.multistart import find_states as find_states
 from .theory.solve import solve as solve
 from .theory.state_evolution import state_evolution as state_evolution
-from .wide import FORMS as _FORMS
 from .wide.layer import WideDotProduct as WideDotProduct, WideLayer as WideLayer
 from .wide.spectrum import Wishart as Wishart
 

@@ -11,6 +11,4 @@ The public functions `solve`, `critical_alpha`, `threshold`, `bayes`, `sample_da
 layer; their forms for it are registered here.
 """
 
-from . import finite, optimum, solve
-
-FORMS = finite, optimum, solve  # the modules that register them
+from . import finite as finite, optimum as optimum, solve as solve
