@@ -44,7 +44,6 @@ from .products import student_fields, token_gram, weight_unit
 _COPIES = {"cpu": 6}
 
 
-@with_other_forms
 @overload
 def sample_data(
     model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = ..., stored: Literal[True] = ...
@@ -57,6 +56,7 @@ def sample_data(
 ) -> DataOnDemand: ...
 
 
+@with_other_forms
 def sample_data(
     model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False, stored: bool = True
 ) -> Data | DataOnDemand:

@@ -137,13 +137,13 @@ def averages(
     q: Array,
     m: Array,
     V: Array,
-    offset: Float[Array, " n"],
+    offset: Float[Array, " e"],
     near: Float[Array, "n N"] | None = None,
 ) -> tuple[Averages, Float[Array, "n N"]]:
     """Return the averages over the nodes of one replicate, and the proximal points.
 
     Args:
-        offset: shift of the student's scores inside the loss.
+        offset: shift of the student's scores inside the loss, (n,); empty for none.
         near: points from which the proximal points are searched, by default the student's fields.
     """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
@@ -194,7 +194,7 @@ def response(layer: WideLayer, h: Array, y: Array, V: Array, offset: Array) -> R
     return Response(-nodewise(_gradient)(layer, h, y, offset), jnp.mean(total(solved[i, i] for i in range(n))))
 
 
-def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " n"]) -> Array:
+def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " e"]) -> Array:
     """Return the loss on fresh sentences without noise."""
     w, y = fields(nodes, q, m, layer.teacher.rho)
     return jnp.sum(nodes.weight * nodewise(_loss)(layer, w, y, offset))

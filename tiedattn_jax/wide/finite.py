@@ -257,7 +257,7 @@ def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Ar
         train_loss=risk * d**2 / n,
         gen_error=jnp.mean(test),
         energy=risk + layer.tau * trace,
-        share=jnp.mean(values > 1e-6 * values[-1]),
+        share=jnp.mean(jnp.where(values > 1e-6 * values[-1], 1.0, 0.0).astype(S.dtype)),
         largest=values[-1],
         offset=data.encodings @ S @ data.encodings.T / np.sqrt(d),
         iterations=count,

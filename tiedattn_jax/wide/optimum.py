@@ -196,7 +196,7 @@ def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
         density = jnp.sqrt(jnp.maximum(4 - points**2, 0.0)) / (2 * np.pi)
         return k * s**2 + (1 - k) * jnp.sum(jacobian * density * (points - s) ** 2)
 
-    def golden(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def golden(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
         left = cost(a) < cost(b)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..base.arrays import Number
+from ..base.arrays import AnyArray, Number
 from ..base.derivatives import bisected_root, derivative_along, with_tangent
 from ..base.errors import as_array, as_number, require
 from ..base.report import Description, Printed
@@ -76,7 +76,7 @@ class SpectrumLaw(Printed):
         """Return the intervals of the support of M S*, in increasing order; a point is an interval of length zero."""
 
     @abc.abstractmethod
-    def resolvent(self, u: Float[Array, "*shape"], s: Float[Array, "*shape"], M: Float[Array, ""]) -> Resolvent:
+    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
         """Return the `Resolvent` of M S* at u and s."""
 
     @abc.abstractmethod
@@ -117,7 +117,7 @@ class Wishart(SpectrumLaw):
         lowest = jnp.where(self.kappa < 1, 0.0, low)  # below one, a share 1 - kappa of the eigenvalues is zero
         return jnp.stack([jnp.stack([lowest, lowest]), jnp.stack([low, high])])
 
-    def resolvent(self, u: Float[Array, "*shape"], s: Float[Array, "*shape"], M: Float[Array, ""]) -> Resolvent:
+    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
         """Return the resolvent, the root G of c z G^2 + ((kappa - 1) c - z) G + 1 = 0 with c = M / sqrt(kappa)."""
         u, s = jnp.broadcast_arrays(u, s)
         args = u, s, M / jnp.sqrt(self.kappa), self.kappa
@@ -154,7 +154,7 @@ class Eigenvalues(SpectrumLaw):
 
     values: Float[Array, " K"]
 
-    def __init__(self, values: Float[Array, " K"]):
+    def __init__(self, values: Any):
         values = as_array(values, "eigenvalues", jnp.result_type(float))
         require(values.ndim == 1 and values.size > 0, "eigenvalues", values.shape, "a vector of at least one number")
         if not isinstance(values, jax.core.Tracer):
@@ -177,7 +177,7 @@ class Eigenvalues(SpectrumLaw):
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
         return jnp.stack([M * self.values] * 2, 1)
 
-    def resolvent(self, u: Float[Array, "*shape"], s: Float[Array, "*shape"], M: Float[Array, ""]) -> Resolvent:
+    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
         u, s = jnp.broadcast_arrays(u, s)
         offset = u[..., None] - M * self.values
         weight = 1 / (offset**2 + s[..., None])
@@ -191,7 +191,7 @@ class Eigenvalues(SpectrumLaw):
         return Description(f"{self.values.size} eigenvalues from {self.values[0]:.4g} to {self.values[-1]:.4g}")
 
 
-def _wishart_parts(u: Array, s: Array, c: Array, k: Array) -> tuple[Array, Array]:
+def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[Array, Array]:
     """Return P and F from the closed form of the resolvent."""
     z = lax.complex(u, jnp.sqrt(s))
     middle, radius = (k + 1) * c, 2 * jnp.sqrt(k) * c
@@ -207,7 +207,7 @@ def _wishart_parts(u: Array, s: Array, c: Array, k: Array) -> tuple[Array, Array
     return G.real, F.real
 
 
-def _wishart_residual(parts: Array, u: Array, s: Array, c: Array, k: Array) -> Array:
+def _wishart_residual(parts: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
     """Return the real part and the imaginary part over v of the equation for G = P - i v F; zero at the resolvent."""
     P, F = parts
     square, twice = P**2 - s * F**2, 2 * P * F
@@ -216,7 +216,7 @@ def _wishart_residual(parts: Array, u: Array, s: Array, c: Array, k: Array) -> A
     return jnp.stack([real, imaginary])
 
 
-def _wishart_change(parts: Array, change: Array, u: Array, s: Array, c: Array, k: Array) -> Array:
+def _wishart_change(parts: AnyArray, change: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
     """Return the change of P and F that undoes a change of `_wishart_residual`, to first order."""
     P, F = parts
     # The derivatives of the residuals in P and F are those of a complex number: a Cauchy-Riemann pair.
@@ -350,7 +350,7 @@ def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """
     parts = jnp.arange(1, _SECTIONS) / _SECTIONS
 
-    def shrink(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def shrink(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, width = ends
         points = low + width * parts.astype(low.dtype).reshape(-1, *[1] * low.ndim)
         return low + width / _SECTIONS * jnp.sum(fn(points) < 0, axis=0), width / _SECTIONS
@@ -373,7 +373,7 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
     """Return s(u), the root of F(u, s) = 1 / N; nearly zero outside the support of Y."""
     law_, u_, M_, N_ = lax.stop_gradient((law, u, M, N))
 
-    def step(_: int, s: Array) -> Array:
+    def step(_: Any, s: Array) -> Array:
         # Newton's step for the concave function 1 / F - N of s; from above it can overshoot, from below it cannot.
         at = law_.resolvent(u_, s, M_)
         return jnp.maximum(s - (1 / at.F - N_) * at.F**2 / at.A, _SHRINK * s)

@@ -1,0 +1,117 @@
+"""Wide layers in finite dimension: training by two methods, message passing, and the theory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.wide.finite import scores
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+
+def layer(**options):
+    return ta.WideDotProduct(**{"teacher": ta.Wishart(0.5), "tau": 0.05, **options})
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ta.sample_data(layer(), 40, 1.0, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def trained(data):
+    return ta.train(layer(), data)
+
+
+def test_scores_have_the_variance_of_the_theory(data):
+    law = layer().teacher
+    np.testing.assert_allclose(jnp.trace(data.teacher) / 40, law.trace, rtol=0.01)
+    h = np.asarray(data.scores)
+    np.testing.assert_allclose(h[:, 0, 0].mean(), 0, atol=0.15)
+    np.testing.assert_allclose(
+        [h[:, 0, 0].var(), h[:, 1, 1].var(), h[:, 0, 1].var()], float(law.rho) * np.array([2, 2, 1]), rtol=0.2
+    )
+    noisy = ta.sample_data(layer(noise=0.3), 40, 1.0, jax.random.key(0))
+    added = np.asarray(noisy.scores - data.scores)
+    np.testing.assert_allclose([added[:, 0, 0].var(), added[:, 0, 1].var()], [0.6, 0.3], rtol=0.1)
+    np.testing.assert_allclose(added[:, 0, 1], added[:, 1, 0], atol=1e-12)
+
+
+def test_the_minimum_satisfies_its_conditions(data, trained):
+    """The gradient of the loss is tau on the eigenvectors of S, and at most tau beyond."""
+    d = 40
+
+    def loss(S):
+        return jnp.sum(jax.vmap(layer().loss)(scores(data.x, S), data.scores)) / d
+
+    gradient = -jax.grad(loss)(trained.S)
+    gradient = (gradient + gradient.T) / 2
+    values, vectors = np.linalg.eigh(trained.S)
+    slopes = np.einsum("ik,ij,jk->k", vectors, gradient, vectors)
+    np.testing.assert_allclose(slopes[values > 1e-3], 0.05, rtol=1e-5)
+    assert np.linalg.eigvalsh(gradient)[-1] < 0.05 * (1 + 1e-5)
+    np.testing.assert_allclose(trained.share, np.mean(values > 1e-6))
+
+
+@pytest.mark.parametrize("kappa", [1.0, 0.6])
+def test_training_the_factor_ends_at_the_same_matrix(data, trained, kappa):
+    other = ta.train(layer(kappa=kappa), data, over="Q", key=jax.random.key(1))
+    assert other.status_name == "converged"
+    np.testing.assert_allclose(other.S, trained.S, atol=1e-6)
+    np.testing.assert_allclose(other.energy, trained.energy, rtol=1e-9)
+
+
+def test_a_bound_on_the_rank_costs_energy(data, trained):
+    bounded = ta.train(layer(kappa=0.3), data, over="Q")
+    assert float(bounded.share) <= 0.3 + 1e-12
+    assert float(bounded.energy) > 1.05 * float(trained.energy)
+
+
+def test_message_passing_ends_at_the_minimum(data, trained):
+    for damping in (0.0, 0.3):
+        passed = ta.gamp(layer(), data, damping=damping)
+        assert passed.status_name == "converged"
+        np.testing.assert_allclose(passed.S, trained.S, atol=1e-6)
+
+
+def test_theory_with_the_eigenvalues_of_this_dimension(trained):
+    """The deviations of q at d = 40 are of order 1/d: +.0124(10) beyond the theory of these eigenvalues."""
+    theory = ta.solve(layer(teacher=ta.Wishart(0.5).eigenvalues(40)), 1.0)
+    for name, tolerance in {"q": 0.025, "m": 0.015, "trace": 0.015, "energy": 0.01, "largest": 0.02}.items():
+        np.testing.assert_allclose(getattr(trained, name), getattr(theory, name), rtol=tolerance, err_msg=name)
+
+
+def test_long_encodings_are_learned_beside_the_content():
+    model = layer(tau=0.03, omega=0.4, mixing=[[0.8, 0.2], [0.3, 0.7]], encodings="long")
+    data = ta.sample_data(model, 40, 1.0, jax.random.key(0))
+    trained = ta.train(model, data)
+    assert trained.status_name == "converged"
+    assert int(trained.iterations) < 500
+    T = trained.offset
+    assert 0.3 < float(T[0, 0] - T[0, 1]) < 0.54  # .46 at d = 60, .54 in the limit
+    np.testing.assert_allclose(trained.q, 0.2315, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: ta.sample_data(layer(), 5000, 1.0, jax.random.key(0)), "d must be smaller"),
+        (lambda: ta.sample_data(layer(), 1, 1.0, jax.random.key(0)), "d must be an integer of at least 2"),
+        (lambda: ta.sample_data(layer(), 10, -1.0, jax.random.key(0)), "alpha must be positive"),
+        (lambda: ta.sample_data(layer(), 10, 1.0, 3), "key must be one key"),
+        (lambda: ta.train(layer(), 3), "data must be sentences"),
+        (lambda: ta.train(layer(), _few(), over="W"), "over must be one of S, Q"),
+        (lambda: ta.train(layer(), _few(), steps=0), "steps must be an integer"),
+        (lambda: ta.gamp(layer(), _few(), damping=1.0), "damping must be in"),
+        (lambda: ta.gamp(layer(encodings="long"), _few()), "model must have no encodings"),
+    ],
+)
+def test_bad_calls(unchecked, call, sentence):
+    with pytest.raises(ta.InputError, match=sentence):
+        call()
+
+
+def _few():
+    return ta.sample_data(layer(), 6, 0.5, jax.random.key(0))

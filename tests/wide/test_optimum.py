@@ -1,0 +1,109 @@
+"""Onset of content, thresholds and the optimal learner of wide layers, against closed forms and other numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.wide.optimum import error_of_noise
+
+MIXING = [[0.8, 0.2], [0.2, 0.8]]
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+
+def layer(**options):
+    return ta.WideDotProduct(**{"teacher": ta.Wishart(0.5), "tau": 0.1, **options})
+
+
+@pytest.mark.parametrize(
+    "options, alpha",
+    [
+        ({}, 0.0232751),
+        ({"omega": 0.8}, 0.315894),
+        ({"loss": "cross_entropy", "tau": 0.3}, 0.0457391),
+        ({"loss": "cross_entropy", "tau": 0.3, "omega": 0.8}, 0.371267),
+    ],
+)
+def test_onset_of_content(options, alpha):
+    model = layer(mixing=MIXING, encodings="long", **options)
+    onset = ta.critical_alpha(model)
+    np.testing.assert_allclose(onset.alpha, alpha, rtol=3e-6)
+    assert 0 < onset.stderr < 1e-5 * alpha
+    assert onset.status_name == "converged"
+
+
+def test_the_state_has_content_above_the_onset_only():
+    model = layer(tau=0.3, loss="cross_entropy", omega=0.4, mixing=MIXING, encodings="long")
+    alpha = float(ta.critical_alpha(model).alpha)
+    below, above = (ta.solve(model, factor * alpha) for factor in (0.98, 1.4))
+    assert float(below.q) == float(below.share) == float(below.largest) == 0
+    np.testing.assert_allclose(below.distance, model.teacher.rho)
+    np.testing.assert_allclose([above.share, above.q, above.trace], [0.0422, 0.00139, 0.00638], rtol=5e-3)
+
+
+def test_sensitivities_of_the_onset():
+    def alpha(value):
+        return ta.critical_alpha(layer(omega=value, mixing=MIXING, encodings="long")).alpha
+
+    onset = ta.critical_alpha(layer(omega=0.3, mixing=MIXING, encodings="long"))
+    slope = (alpha(0.3 + 1e-4) - alpha(0.3 - 1e-4)) / 2e-4
+    np.testing.assert_allclose(onset.sensitivities.omega, slope, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(alpha)(0.3), slope, rtol=1e-6)
+    assert "teacher.kappa" in str(onset)
+
+
+@pytest.mark.parametrize("ratio, distance", [(0.05, 0.95960), (0.5, 0.43161), (0.95, 0.03026), (0.99, 0.00721)])
+def test_distance_of_the_optimal_learner(ratio, distance):
+    model = layer()
+    perfect = ta.threshold(model, "perfect_recovery").alpha
+    np.testing.assert_allclose(perfect, 0.1875)
+    np.testing.assert_allclose(ta.bayes(model, ratio * float(perfect)).distance, distance, atol=6e-6)
+
+
+def test_the_optimal_learner_knows_the_teacher_from_the_threshold_on():
+    assert float(ta.bayes(layer(), 0.19).distance) == 0
+    noisy = ta.bayes(layer(noise=0.1), 5.0)
+    assert 0 < float(noisy.distance) < 0.05
+    assert np.isinf(noisy.perfect_alpha)
+
+
+def test_derivative_of_the_optimal_distance():
+    def distance(alpha):
+        return ta.bayes(layer(noise=0.1), alpha).distance
+
+    slope = (distance(0.1 + 1e-5) - distance(0.1 - 1e-5)) / 2e-5
+    np.testing.assert_allclose(jax.grad(distance)(0.1), slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize("Delta", [0.2, 1.0])
+def test_error_of_a_matrix_seen_with_noise(Delta):
+    """The best estimator that keeps the eigenvectors, on random matrices."""
+    d, draws = 500, np.random.default_rng(1)
+    W, G = draws.standard_normal((d, d // 2)), draws.standard_normal((d, d))
+    teacher = W @ W.T / (d * np.sqrt(0.5))
+    _, vectors = np.linalg.eigh(teacher + np.sqrt(Delta / d / 2) * (G + G.T))
+    kept = np.einsum("ik,ij,jk->k", vectors, teacher, vectors)
+    oracle = (np.sum(teacher**2) - np.sum(kept**2)) / d
+    np.testing.assert_allclose(error_of_noise(ta.Wishart(0.5), jnp.asarray(Delta)), oracle, rtol=0.02)  # one draw scatters by 1 %
+
+
+@pytest.mark.parametrize("kappa, alpha", [(0.5, 0.422175), (0.1, 0.157572), (2.0, 0.5)])
+def test_recovery_by_a_vanishing_ridge(kappa, alpha):
+    threshold = ta.threshold(layer(teacher=ta.Wishart(kappa)), "ridge_recovery")
+    np.testing.assert_allclose(2 * threshold.alpha, alpha, rtol=2e-6)  # two directions are seen
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: ta.bayes(layer(omega=1.0), 1.0), "omega must be below one"),
+        (lambda: ta.threshold(layer(noise=0.1), "perfect_recovery"), "noise must be zero"),
+        (lambda: ta.threshold(layer(teacher=[1.0, 2.0]), "ridge_recovery"), "teacher must be a Wishart"),
+        (lambda: ta.critical_alpha(layer(), settings=ta.Settings()), "settings must be left out"),
+    ],
+)
+def test_bad_calls(unchecked, call, sentence):
+    with pytest.raises(ta.InputError, match=sentence):
+        call()

@@ -1,0 +1,257 @@
+"""States of wide layers: reference numbers, the potential, derivatives, the cone of the offsets, the bound on the rank.
+
+The reference numbers are from an independent prototype with another quadrature and another solver.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.wide import channel
+from tiedattn_jax.wide.spectrum import convolution, prior
+
+MIXING = [[0.8, 0.2], [0.3, 0.7]]
+NAMES = "q m V Lam M N trace train_loss gen_error distance share largest energy replicon".split()
+REFERENCE = {
+    "squared": (
+        {"tau": 0.05},
+        "0.86877 1.13669 0.936626 0.335478 0.277673 0.000811405 0.513916 0.00408464 0.00582587 0.0953825 0.492201 "
+        "3.26575 0.0297804 0.189922",
+    ),
+    "noisy": (
+        {"tau": 0.05, "noise": 0.3},
+        "0.781645 1.0482 0.952937 0.344001 0.262548 0.00998137 0.506785 0.034784 0.0184972 0.185247 0.57779 3.04578 "
+        "0.0601232 0.198515",
+    ),
+    "cross-entropy": (
+        {"tau": 0.2, "loss": "cross_entropy"},
+        "0.854818 1.1231 0.342418 0.830208 0.715001 0.00836464 0.495346 0.914213 0.920559 0.108618 0.461704 3.31434 "
+        "1.01328 0.150934",
+    ),
+}
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+
+def layer(**options):
+    return ta.WideDotProduct(**{"teacher": ta.Wishart(0.5), "tau": 0.05, **options})
+
+
+class OneField(ta.WideLayer):
+    """One score of one token, with a quadratic loss."""
+
+    def loss(self, H, Y):
+        return 0.5 * jnp.sum((H - Y) ** 2)
+
+
+@pytest.fixture(scope="module")
+def state():
+    return ta.solve(layer(), 1.0)
+
+
+@pytest.mark.parametrize("options, numbers", REFERENCE.values(), ids=REFERENCE)
+def test_reference_numbers(options, numbers):
+    state = ta.solve(layer(**options), 1.0)
+    assert state.status_name == "converged"
+    assert np.all(np.abs(state.replicates.residual) < 1e-6)
+    for name, number in zip(NAMES, map(float, numbers.split()), strict=True):
+        np.testing.assert_allclose(getattr(state, name), number, rtol=1.2e-5, err_msg=name)
+
+
+def test_quadratic_loss_of_one_field():
+    """Every average is known in closed form; the state is that of another implementation."""
+    model = OneField(teacher=ta.Wishart(0.5), tau=0.05, tokens=1)
+    state = ta.solve(model, 0.3)
+    # One field has twice the variance, so its loss counts twice in the coordinates.
+    V, e = float(state.V), float(model.teacher.rho - 2 * state.m + state.q)
+    np.testing.assert_allclose(state.Lam, 0.3 * 2 / (1 + 2 * V), rtol=1e-10)
+    np.testing.assert_allclose(state.N, 0.3 / 2 * 4 * e / (1 + 2 * V) ** 2, rtol=1e-8)
+    numbers = {"q": 1.08064, "m": 1.17718, "V": 2.58403, "trace": 0.556675, "energy": 0.029618, "replicon": 0.690906}
+    for name, number in numbers.items():
+        np.testing.assert_allclose(getattr(state, name), number, rtol=5e-6, err_msg=name)
+
+
+def test_the_equations_are_the_derivatives_of_the_potential(state):
+    model, alpha = state.model, 1.0
+    nodes = jax.tree.map(lambda a: a[0], channel.wide_nodes(model, None))
+    one = jax.tree.map(lambda a: a[0], state.replicates)
+
+    @jax.jit
+    def potential(x):
+        q, m, V, Lam, M, N = x
+        A, _ = channel.averages(model, nodes, q, m, V, jnp.zeros(0))
+        curve = convolution(model.teacher, M, N)
+        phi = prior(curve, model.tau, curve.place(model.tau)).phi
+        return alpha * A.moreau - phi / Lam + M * m + N * V - Lam * q / 2
+
+    x = jnp.stack([one.q, one.m, one.V, one.Lam, one.M, one.N])
+    # The lattice averages by parts to 1e-6; the prior's part is exact.
+    np.testing.assert_allclose(jax.grad(potential)(x) * x / float(one.energy), 0, atol=2e-4)
+    np.testing.assert_allclose(jax.grad(potential)(x)[3:] * x[3:] / float(one.energy), 0, atol=1e-8)
+    np.testing.assert_allclose(potential(x), one.energy, rtol=1e-9)
+
+
+def test_derivatives_of_a_state(state):
+    def energy(model, alpha):
+        return ta.solve(model, alpha).energy
+
+    by_model, by_alpha = jax.jit(jax.grad(energy, (0, 1)))(state.model, jnp.asarray(1.0))
+    np.testing.assert_allclose(by_model.tau, state.trace, rtol=1e-4)  # the energy is stationary
+    A = channel.averages(
+        state.model, jax.tree.map(lambda a: a[0], channel.wide_nodes(state.model, None)), state.q, state.m, state.V,
+        jnp.zeros(0),
+    )[0]  # fmt: skip
+    np.testing.assert_allclose(by_alpha, A.moreau, rtol=1e-4)
+    h = 1e-4
+    for name, value in (("beta", 1.0), ("noise", 0.1)):
+        model = layer(**{name: value})
+        slope = getattr(jax.grad(lambda m: ta.solve(m, 1.0).q)(model), name)
+        high, low = (ta.solve(layer(**{name: value + sign * h}), 1.0, start=state).q for sign in (1, -1))
+        np.testing.assert_allclose(slope, (high - low) / (2 * h), rtol=1e-3, err_msg=name)
+
+
+def test_a_start_and_a_batch_lead_to_the_same_state(state):
+    batch = jax.vmap(lambda tau: ta.solve(layer(tau=tau), 1.0))(jnp.array([0.05, 0.1]))
+    np.testing.assert_allclose(batch.q[0], state.q, rtol=1e-9)
+    np.testing.assert_allclose(ta.solve(state.model, 1.0, start=state).q, state.q, rtol=1e-9)
+
+
+def test_units_of_the_tokens(state):
+    """Fields, teacher and temperature in other units: S -> c S, tau -> tau / c."""
+    c = 7.0
+    twin = layer(beta=1 / c, tau=0.05 / c, teacher=c * ta.Wishart(0.5).eigenvalues(200))
+    same = ta.solve(layer(teacher=ta.Wishart(0.5).eigenvalues(200)), 1.0)
+    twin = ta.solve(twin, 1.0, start=None)
+    for name, power in {"q": 2, "m": 2, "V": 2, "trace": 1, "train_loss": 0, "energy": 0, "replicon": 0}.items():
+        np.testing.assert_allclose(getattr(twin, name), c**power * getattr(same, name), rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options, numbers, offsets",
+    [
+        ({"tau": 0.03, "omega": 0.4}, (0.231475, 0.58532, 0.268176, 0.0114813), (0.53949, 0.35817)),
+        (
+            {"tau": 0.1, "omega": 0.8, "loss": "cross_entropy"},
+            (0.016441, 0.151221, 0.0623867, 1.20325),
+            (1.05876, 0.67158),
+        ),
+    ],
+    ids=["squared", "cross-entropy"],
+)
+def test_long_encodings(options, numbers, offsets):
+    state = ta.solve(layer(mixing=MIXING, encodings="long", **options), 1.0)
+    found = [float(getattr(state, name)) for name in ("q", "m", "trace", "energy")]
+    np.testing.assert_allclose(found, numbers, rtol=1e-5)
+    np.testing.assert_allclose(_offsets(state), offsets, rtol=1e-5)
+
+
+def _offsets(state):
+    """T_11 - T_12 and T_22 - T_12."""
+    T = np.tensordot(np.asarray(state.offset), state.model.basis, 1)
+    return T[0, 0] - T[0, 1], T[1, 1] - T[0, 1]
+
+
+@pytest.mark.parametrize(
+    "mixing, offsets",
+    [([[0.25, 0.75], [0.75, 0.25]], (0.0, 0.0)), ([[0.2, 0.8], [0.7, 0.3]], (-0.09198, 0.09198))],
+    ids=["forbidden", "closure"],
+)
+def test_tied_attention_cannot_prefer_the_other_token(mixing, offsets):
+    model = layer(tau=0.1, omega=0.4, loss="cross_entropy", mixing=mixing, encodings="long")
+    np.testing.assert_allclose(_offsets(ta.solve(model, 1.0)), offsets, atol=2e-6)
+
+
+@pytest.mark.parametrize("kappa, energy, q", [(0.3, 0.033392, 0.8650), (0.2, 0.047183, 0.7812)])
+def test_a_bound_on_the_rank(kappa, energy, q):
+    state = ta.solve(layer(kappa=kappa), 1.0)
+    assert state.replicates.binds.all()
+    assert np.isinf(state.replicon)
+    np.testing.assert_allclose(state.share, kappa, rtol=1e-9)
+    np.testing.assert_allclose([state.energy, state.q], [energy, q], rtol=2e-4)
+    assert "bounded" in str(state)
+
+
+def test_a_wide_enough_layer_is_free(state):
+    same = ta.solve(layer(kappa=0.6), 1.0)
+    np.testing.assert_allclose(same.energy, state.energy, rtol=1e-12)
+
+
+def test_spectrum_of_the_trained_matrix(state, tmp_path):
+    spectrum = state.spectrum()
+    np.testing.assert_allclose(
+        spectrum.quantile(jnp.array([0.55, 0.7, 0.85, 0.95, 0.99])), [0.1058, 0.6022, 1.4117, 2.3052, 2.9239], atol=2e-4
+    )
+    np.testing.assert_allclose(jnp.sum(spectrum.weight), 1 - spectrum.zeros, rtol=1e-6)
+    np.testing.assert_allclose(jnp.sum(spectrum.weight * spectrum.values**2), state.q, rtol=1e-4)
+    state.save(tmp_path / "state.npz")
+    assert ta.load(tmp_path / "state.npz") == state
+    assert spectrum.plot().axes
+
+
+def test_three_tokens_on_sobol_points():
+    model = layer(tau=0.1, loss="cross_entropy", tokens=3)
+    assert model.seen == 5
+    state = ta.solve(model, 0.3, nodes=ta.Sobol(2**11))
+    for name, number in {"q": 0.9655, "m": 1.1936, "trace": 0.5305, "energy": 0.7357}.items():
+        np.testing.assert_allclose(getattr(state, name), number, rtol=0.02, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"lam": 0.1}, "tau must be given, or lam in its place"),
+        ({"tau": -1.0}, "tau must be positive"),
+        ({"kappa": 0.0}, "kappa must be positive"),
+        ({"omega": 1.5}, "omega must be in"),
+        ({"noise": -0.1}, "noise must be zero or positive"),
+        ({"loss": "hinge"}, "loss must be one of squared, cross_entropy"),
+        ({"teacher": [1.0, -1.0]}, "eigenvalues must be finite and at least zero"),
+        ({"teacher": [1.0, np.nan]}, "eigenvalues must be finite"),
+        ({"teacher": [0.0, 0.0]}, "eigenvalues must be positive for at least one"),
+        ({"teacher": ta.Wishart}, "eigenvalues"),
+        ({"mixing": [[1.0, 1.0], [0.0, 1.0]]}, "mixing must be rows of shares"),
+        ({"mixing": [1.0]}, "mixing must be of shape"),
+        ({"encodings": "short"}, "encodings must be one of"),
+        ({"encodings": "long", "tokens": 3}, "encodings need two tokens"),
+        ({"tokens": 1}, "tokens must be an integer of at least 2"),
+    ],
+)
+def test_bad_layers(unchecked, options, sentence):
+    with pytest.raises(ta.InputError, match=sentence):
+        layer(**options)
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda m: ta.solve(m, 0.0), "alpha must be positive"),
+        (lambda m: ta.solve(m, 1.0, "semantic"), "branch must be left out"),
+        (lambda m: ta.solve(m, 1.0, rtol=1e-3), "rtol must be left out"),
+        (lambda m: ta.solve(m, 1.0, nodes=64), "nodes must be None or a Sobol recipe"),
+        (lambda m: ta.solve(m, 1.0, start=3.0), "start must be a state of a wide layer"),
+        (lambda m: ta.bayes(m, 1.0, nodes=64), "nodes must be left out"),
+        (lambda m: ta.threshold(m, "weak_recovery"), "name must be one of"),
+        (lambda m: ta.critical_alpha(m, bracket=(1.0, 2.0)), "bracket must be left out"),
+        (lambda m: ta.solve_1rsb(m, 1.0), "model must be"),
+        (lambda m: ta.sgd(m, (0.1, 0.1, 0.1), eta=1.0, until=1.0), "model must be"),
+        (lambda m: ta.small_start(m, 1.0), "model must be"),
+    ],
+)
+def test_calls_without_a_wide_form(unchecked, call, sentence):
+    with pytest.raises(ta.InputError, match=sentence):
+        call(layer())
+
+
+@pytest.mark.parametrize(
+    "loss, sentence",
+    [
+        (lambda self, H, Y: 0.0 * jnp.sum(H), "loss must depend on the scores"),
+        (lambda self, H, Y: H, "loss must return one number"),
+        (lambda self, H, Y: jnp.log(jnp.sum(H)), "loss must be finite and smooth"),
+    ],
+)
+def test_bad_losses(unchecked, loss, sentence):
+    with pytest.raises(ta.InputError, match=sentence):
+        type("Own", (ta.WideLayer,), {"loss": loss})(teacher=ta.Wishart(0.5), tau=0.1)
