@@ -86,7 +86,9 @@ def test_error_of_a_matrix_seen_with_noise(Delta):
     _, vectors = np.linalg.eigh(teacher + np.sqrt(Delta / d / 2) * (G + G.T))
     kept = np.einsum("ik,ij,jk->k", vectors, teacher, vectors)
     oracle = (np.sum(teacher**2) - np.sum(kept**2)) / d
-    np.testing.assert_allclose(error_of_noise(ta.Wishart(0.5), jnp.asarray(Delta)), oracle, rtol=0.02)  # one draw scatters by 1 %
+    np.testing.assert_allclose(
+        error_of_noise(ta.Wishart(0.5), jnp.asarray(Delta)), oracle, rtol=0.02
+    )  # one draw scatters by 1 %
 
 
 @pytest.mark.parametrize("kappa, alpha", [(0.5, 0.422175), (0.1, 0.157572), (2.0, 0.5)])

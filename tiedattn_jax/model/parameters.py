@@ -185,14 +185,14 @@ def axes_of(
     return model, alpha, checked
 
 
-def scalar_parameters(model: Model) -> dict[str, float]:
+def scalar_parameters(model: Any) -> dict[str, float]:
     """Return the fields of a concrete model, and of its modules such as the penalty, that are one number, by name."""
     modules = {name: part for name, part in vars(model).items() if isinstance(part, eqx.Module)}
     fields = vars(model) | {f"{name}.{k}": a for name, part in modules.items() for k, a in vars(part).items()}
     return {name: float(a) for name, a in fields.items() if eqx.is_inexact_array(a) and not a.ndim}
 
 
-def arrays_of(model: Model) -> dict[str, Float[np.ndarray, " ..."]]:
+def arrays_of(model: Any) -> dict[str, Float[np.ndarray, " ..."]]:
     """Return the fields of a concrete model that are arrays with axes, by name."""
     return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
 

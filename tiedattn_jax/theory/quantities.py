@@ -218,7 +218,7 @@ class Quantity(Result):
             rates |= {"by_alpha": float(self.by_alpha.value), "by_alpha_stderr": float(self.by_alpha.stderr)}
         return rates
 
-    def sensitivity_rows(self, select: Callable[[Model], dict[str, Any]]) -> list[Row]:
+    def sensitivity_rows(self, select: Callable[[Any], dict[str, Any]]) -> list[Row]:
         """Return printed rows of the derivatives in the numbers that `select` returns, and in alpha.
 
         Further numbers have a column each. The number itself is left out.
@@ -238,7 +238,7 @@ class Quantity(Result):
         return [(key, *row) for key, row in rows.items()]
 
 
-def numbers_by_name(model: Model) -> dict[str, Any]:
+def numbers_by_name(model: Any) -> dict[str, Any]:
     """Return all numbers of a model by name, arrays as lists."""
     return scalar_parameters(model) | {name: a.tolist() for name, a in arrays_of(model).items()}
 

@@ -76,7 +76,9 @@ class SpectrumLaw(Printed):
         """Return the intervals of the support of M S*, in increasing order; a point is an interval of length zero."""
 
     @abc.abstractmethod
-    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
+    def resolvent(
+        self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]
+    ) -> Resolvent:
         """Return the `Resolvent` of M S* at u and s."""
 
     @abc.abstractmethod
@@ -117,15 +119,12 @@ class Wishart(SpectrumLaw):
         lowest = jnp.where(self.kappa < 1, 0.0, low)  # below one, a share 1 - kappa of the eigenvalues is zero
         return jnp.stack([jnp.stack([lowest, lowest]), jnp.stack([low, high])])
 
-    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
+    def resolvent(
+        self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]
+    ) -> Resolvent:
         """Return the resolvent, the root G of c z G^2 + ((kappa - 1) c - z) G + 1 = 0 with c = M / sqrt(kappa)."""
         u, s = jnp.broadcast_arrays(u, s)
-        args = u, s, M / jnp.sqrt(self.kappa), self.kappa
-        parts = _attach_parts(lax.stop_gradient(jnp.stack(_wishart_parts(*args))), *args)
-        P, F = parts
-        by_s = jnp.stack([args[2] * (2 * P * F - u * F**2) - F, -args[2] * F**2])  # of the residuals
-        B, A = -_wishart_change(parts, by_s, *args)
-        return Resolvent(P, F, A, B)
+        return _wishart_resolvent(u, s, M / jnp.sqrt(self.kappa), self.kappa)
 
     def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
         kappa, levels = float(self.kappa), (np.arange(d) + 0.5) / d
@@ -177,7 +176,9 @@ class Eigenvalues(SpectrumLaw):
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
         return jnp.stack([M * self.values] * 2, 1)
 
-    def resolvent(self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]) -> Resolvent:
+    def resolvent(
+        self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]
+    ) -> Resolvent:
         u, s = jnp.broadcast_arrays(u, s)
         offset = u[..., None] - M * self.values
         weight = 1 / (offset**2 + s[..., None])
@@ -191,7 +192,18 @@ class Eigenvalues(SpectrumLaw):
         return Description(f"{self.values.size} eigenvalues from {self.values[0]:.4g} to {self.values[-1]:.4g}")
 
 
-def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[Array, Array]:
+# jax traces a function under `jit` once for all places, and for all derivatives, in which it stands.
+@jax.jit
+def _wishart_resolvent(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Resolvent:
+    args = u, s, c, k
+    parts = _attach_parts(lax.stop_gradient(jnp.stack(_wishart_parts(*args))), *args)
+    P, F = parts
+    by_s = jnp.stack([c * (2 * P * F - u * F**2) - F, -c * F**2])  # of the residuals
+    B, A = -_wishart_change(parts, by_s, *args)
+    return Resolvent(P, F, A, B)
+
+
+def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[Any, Any]:
     """Return P and F from the closed form of the resolvent."""
     z = lax.complex(u, jnp.sqrt(s))
     middle, radius = (k + 1) * c, 2 * jnp.sqrt(k) * c
@@ -318,6 +330,7 @@ class Convolution(NamedTuple):
         return _implicit(excess, bisected_root, self.low[0], self.high[-1], share, self)
 
 
+@jax.jit
 def convolution(law: SpectrumLaw, M: Float[Array, ""], N: Float[Array, ""]) -> Convolution:
     """Return the free convolution of the law of M S* with a semicircle of radius 2 sqrt(N).
 
@@ -369,6 +382,7 @@ def _attach_edge(primals: tuple, tangents: tuple) -> Float[Array, " K"]:
     return change / (2 * N * law.resolvent(u, zero, M).B)
 
 
+@jax.jit
 def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
     """Return s(u), the root of F(u, s) = 1 / N; nearly zero outside the support of Y."""
     law_, u_, M_, N_ = lax.stop_gradient((law, u, M, N))
