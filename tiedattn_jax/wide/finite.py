@@ -23,6 +23,7 @@ from ..base.errors import (
     require_key,
     require_kind,
     require_memory,
+    require_positive,
 )
 from ..base.kinds import form_of
 from ..base.report import Description, rows_of
@@ -69,7 +70,7 @@ def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData
     """
     require_count(d, "d", minimum=max(2, model.tokens))
     require_key(key)
-    count = float(as_number(alpha, "alpha", float, positive=True)) * d**2
+    count = float(require_positive(alpha, "alpha", float)) * d**2
     n, L, dtype = max(1, round(count)), model.tokens, model.tau.dtype
     require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
     keys = jax.random.split(key, 4)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
 from ..base.arrays import Number, precise
-from ..base.errors import InputError, as_number, is_concrete, require_choice
+from ..base.errors import InputError, is_concrete, require_choice, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, rows_of
 from ..base.results import Result, Status
@@ -78,7 +78,7 @@ def bayes_wide(model: WideLayer, alpha: Number, *, nodes: Any = None, start: str
     omega = getattr(model, "omega", 0.0)
     if is_concrete(omega) and float(omega) >= 1:
         raise InputError("omega", f"must be below one for the optimal learner, got omega={float(omega)}")
-    return _optimum(model, as_number(alpha, "alpha", model.tau.dtype, positive=True))
+    return _optimum(model, require_positive(alpha, "alpha", model.tau.dtype))
 
 
 def error_of_noise(law: SpectrumLaw, Delta: Float[Array, ""]) -> Float[Array, ""]:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..averages.program import lane_by_lane, program
 from ..base.arrays import Number, precise, solve
 from ..base.derivatives import bisected_root, derivative_along, with_tangent
-from ..base.errors import InputError, as_number, require_kind
+from ..base.errors import InputError, require_kind, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
@@ -444,7 +444,7 @@ def solve_wide(
     for name, value in (("branch", branch), ("rtol", rtol), ("settings", settings)):
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
-    alpha = as_number(alpha, "alpha", model.tau.dtype, positive=True)
+    alpha = require_positive(alpha, "alpha", model.tau.dtype)
     rule, n = wide_nodes(model, nodes), model.seen if model.encodings else 0
     if start is None:
         q, m, V = _START

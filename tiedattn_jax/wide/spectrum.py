@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from ..base.arrays import AnyArray, Number
 from ..base.derivatives import bisected_root, derivative_along, with_tangent
-from ..base.errors import as_array, as_number, require
+from ..base.errors import as_array, require, require_positive
 from ..base.report import Description, Printed
 
 _SECTIONS = 64  # of an interval, in each of
@@ -99,7 +99,7 @@ class Wishart(SpectrumLaw):
     kappa: Float[Array, ""]
 
     def __init__(self, kappa: Number):
-        self.kappa = as_number(kappa, "kappa", jnp.result_type(float), positive=True)
+        self.kappa = require_positive(kappa, "kappa", jnp.result_type(float))
 
     @property
     def trace(self) -> Float[Array, ""]:
