@@ -55,6 +55,7 @@ def test_derivatives_of_the_potential(law):
         np.testing.assert_allclose(hessian[:, k], slopes, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_derivative_in_the_width_of_the_teacher():
     def phi(kappa):
         return at(Wishart(kappa), 0.25, 0.01, 0.05)[1].phi

@@ -93,6 +93,7 @@ def test_the_equations_are_the_derivatives_of_the_potential(state):
     np.testing.assert_allclose(potential(x), one.energy, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_derivatives_of_a_state(state):
     def energy(model, alpha):
         return ta.solve(model, alpha).energy
@@ -112,12 +113,14 @@ def test_derivatives_of_a_state(state):
         np.testing.assert_allclose(slope, (high - low) / (2 * h), rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_start_and_a_batch_lead_to_the_same_state(state):
     batch = jax.vmap(lambda tau: ta.solve(layer(tau=tau), 1.0))(jnp.array([0.05, 0.1]))
     np.testing.assert_allclose(batch.q[0], state.q, rtol=1e-9)
     np.testing.assert_allclose(ta.solve(state.model, 1.0, start=state).q, state.q, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_units_of_the_tokens(state):
     """Fields, teacher and temperature in other units: S -> c S, tau -> tau / c."""
     c = 7.0
@@ -190,6 +193,7 @@ def test_spectrum_of_the_trained_matrix(state, tmp_path):
     assert spectrum.plot().axes
 
 
+@pytest.mark.long
 def test_three_tokens_on_sobol_points():
     model = layer(tau=0.1, loss="cross_entropy", tokens=3)
     assert model.seen == 5
