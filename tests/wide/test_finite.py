@@ -76,6 +76,13 @@ def test_message_passing_ends_at_the_minimum(data, trained):
         np.testing.assert_allclose(passed.S, trained.S, atol=1e-6)
 
 
+def test_fresh_sentences_are_not_those_of_training(data, trained):
+    """Also with the key that drew the training sentences, and its overfitting shows."""
+    same_key = ta.train(layer(), data, key=jax.random.key(0))
+    assert float(same_key.gen_error) == float(trained.gen_error)  # zero is the default
+    np.testing.assert_allclose([trained.train_loss, trained.gen_error], [0.00408, 0.00583], rtol=0.06)
+
+
 def test_theory_with_the_eigenvalues_of_this_dimension(trained):
     """The deviations of q at d = 40 are of order 1/d: +.0124(10) beyond the theory of these eigenvalues."""
     theory = ta.solve(layer(teacher=ta.Wishart(0.5).eigenvalues(40)), 1.0)

@@ -147,7 +147,7 @@ def test_long_encodings(options, numbers, offsets):
     state = ta.solve(layer(mixing=MIXING, encodings="long", **options), 1.0)
     found = [float(getattr(state, name)) for name in ("q", "m", "trace", "energy")]
     np.testing.assert_allclose(found, numbers, rtol=1e-5)
-    np.testing.assert_allclose(_offsets(state), offsets, rtol=1e-5)
+    np.testing.assert_allclose(_offsets(state), offsets, atol=6e-6)  # five decimals are known
 
 
 def _offsets(state):
@@ -163,7 +163,7 @@ def _offsets(state):
 )
 def test_tied_attention_cannot_prefer_the_other_token(mixing, offsets):
     model = layer(tau=0.1, omega=0.4, loss="cross_entropy", mixing=mixing, encodings="long")
-    np.testing.assert_allclose(_offsets(ta.solve(model, 1.0)), offsets, atol=2e-6)
+    np.testing.assert_allclose(_offsets(ta.solve(model, 1.0)), offsets, atol=6e-6)
 
 
 @pytest.mark.parametrize("kappa, energy, q", [(0.3, 0.033392, 0.8650), (0.2, 0.047183, 0.7812)])

@@ -30,10 +30,12 @@ from ..base.report import Description, rows_of
 from ..base.results import Result, Status
 from .channel import prox, response
 from .layer import WideLayer
+from .solve import WidePoint
 
 _TOL = 1e-9  # relative change of the matrix over a step, of the last one
 _MOST_STEPS = 20_000
 _GROWTH, _SHRINK = 2.0, 0.95  # of the curvature of a proximal step that fails, and of one that succeeds
+_FRESH = 2**30 + 1  # what is folded into the key of fresh sentences
 _MEMORY = 4  # copies of the tokens that a step needs
 
 
@@ -125,9 +127,10 @@ class WideTraining(Result):
     status: Int[Array, ""]
 
     def describe(self) -> Description:
-        names = "q", "m", "trace", "train_loss", "gen_error", "energy", "share", "largest", "iterations"
+        names = "q", "m", "trace", "train_loss", "gen_error", "energy", "share", "largest"
         title = f"Wide layer, d = {len(self.S)}, alpha = {float(self.alpha):.4g}"
-        return Description(title, self.status_name, rows_of({name: getattr(self, name) for name in names}))
+        rows = rows_of({name: getattr(self, name) for name in names}, meanings=WidePoint.SHOWN)
+        return Description(title, self.status_name, [*rows, ("iterations", str(int(self.iterations)))])
 
 
 @form_of("train", WideLayer)
@@ -245,7 +248,8 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
 @precise
 def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
     n, _, d = data.x.shape
-    x = jax.random.normal(jax.random.fold_in(key, 1), data.x.shape, data.x.dtype)
+    # Of one key, `split` and `fold_in` of small numbers give the same keys: the tokens would be those of `sample_wide`.
+    x = jax.random.normal(jax.random.fold_in(key, _FRESH), data.x.shape, data.x.dtype)
     test = jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
     values = jnp.linalg.eigvalsh(S)
     risk, trace = _empirical(layer, data, S), jnp.trace(S) / d

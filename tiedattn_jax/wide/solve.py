@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.program import lane_by_lane, program
@@ -146,7 +147,7 @@ class WideSpectrum(Printed):
     zeros: Float[Array, ""]
     edge: Float[Array, ""]
 
-    def quantile(self, level: Number) -> Float[Array, "..."]:
+    def quantile(self, level: ArrayLike) -> Float[Array, "..."]:
         """Return the eigenvalues below which shares `level` of all eigenvalues lie; zero up to `zeros`."""
         mass = self.zeros + jnp.cumsum(self.weight) - 0.5 * self.weight
         return jnp.interp(jnp.asarray(level), mass, self.values, left=0.0, right=self.edge)
