@@ -311,7 +311,12 @@ def spectrum_figure(spectrum: Any, ax: Target = None) -> Any:
     """
     with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax) as (drawing, axes):
         (axis,) = axes[0]
-        line(axis, spectrum.values, spectrum.density, COLOURS["semantic"], f"{1 - float(spectrum.zeros):.3g} of all")
-        mark(axis, f"zero: {float(spectrum.zeros):.3g} of all", 0.0)
+        line(
+            axis,
+            spectrum.values,
+            spectrum.density,
+            COLOURS["semantic"],
+            f"{1 - float(spectrum.zeros):.3g} of all; the others are zero",
+        )
         frame(axis)
     return drawing

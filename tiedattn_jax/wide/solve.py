@@ -115,9 +115,8 @@ class WidePoint(Replicated):
 
     def details(self) -> list[Row]:
         rows = rows_of({"offset": self.offset}, {"offset": self.stderr.offset}) if self.offset.size else []
-        if bool(self.replicates.binds.any()):
-            rows.append(("rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"))
-        return rows
+        bound = "rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"
+        return [*rows, *[bound] * bool(self.replicates.binds.any())]
 
     def spectrum(self) -> WideSpectrum:
         """Return the density of the eigenvalues of the trained matrix that are not zero, and the share of zeros.
