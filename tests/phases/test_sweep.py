@@ -290,12 +290,19 @@ def test_a_fold_is_looked_for_where_the_branch_is_lost(located, model, lines, mo
 
 def test_an_event_that_is_not_found_has_no_place(model, lines, semantic_states, monkeypatch):
     absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
-    zero = Zero(np.array(0.55), (absent, semantic_states), np.full(4, np.nan), None, np.full(4, np.nan))
-    monkeypatch.setattr(transitions, "zero_path", lambda *_, **__: made.finished_path(zero))
-    for event in ("alpha_c", "alpha_l"):
+
+    def nowhere(event, *_, **__):
+        states = (absent, semantic_states)[-len(event.branches) :]
+        return made.finished_path(Zero(np.array(0.55), states, np.full(4, np.nan), None, np.full(4, np.nan)))
+
+    monkeypatch.setattr(transitions, "zero_path", nowhere)
+    for event, reason in (
+        ("alpha_c", "there is no positional branch at alpha = 0.55, where the search ended"),
+        ("alpha_l", "nothing changes in the range, up to the state at alpha = 0.55, where the search ended"),
+    ):
         boundary = ta.sweep([model], event, nodes=lines)
         assert np.isnan(boundary.alpha).all() and boundary.status.tolist() == [ta.Status.absent]
-        assert boundary.reason.tolist() == ["there is no positional branch at alpha = 0.55, where the search ended"]
+        assert boundary.reason.tolist() == [reason]
 
 
 def test_every_event_can_be_asked_for(model, lines, monkeypatch):
