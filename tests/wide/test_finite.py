@@ -101,6 +101,17 @@ def test_long_encodings_are_learned_beside_the_content():
     np.testing.assert_allclose(trained.q, 0.2315, rtol=0.1)
 
 
+def test_single_precision(data, trained):
+    with jax.enable_x64(False):
+        model = ta.WideDotProduct(tau=0.05)
+        same = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float32), data)
+        for run in (ta.train(model, same), ta.gamp(model, same)):
+            assert run.status_name == "converged" and int(run.iterations) < 100
+            np.testing.assert_allclose(run.q, trained.q, rtol=1e-4)
+        empty = ta.train(ta.WideDotProduct(tau=50.0), same)
+        assert empty.status_name == "converged" and float(empty.q) == 0
+
+
 @pytest.mark.parametrize(
     "call, sentence",
     [

@@ -120,15 +120,38 @@ def test_a_start_and_a_batch_lead_to_the_same_state(state):
     np.testing.assert_allclose(ta.solve(state.model, 1.0, start=state).q, state.q, rtol=1e-9)
 
 
-@pytest.mark.long
-def test_units_of_the_tokens(state):
+@pytest.mark.parametrize("c", [1e-4, 7.0, 1e4])
+def test_units_of_the_tokens(c):
     """Fields, teacher and temperature in other units: S -> c S, tau -> tau / c."""
-    c = 7.0
-    twin = layer(beta=1 / c, tau=0.05 / c, teacher=c * ta.Wishart(0.5).eigenvalues(200))
-    same = ta.solve(layer(teacher=ta.Wishart(0.5).eigenvalues(200)), 1.0)
-    twin = ta.solve(twin, 1.0, start=None)
+    eigenvalues = np.array([0.0, 0.3, 1.0, 2.5])
+    same = ta.solve(layer(teacher=eigenvalues), 1.0)
+    twin = ta.solve(layer(beta=1 / c, tau=0.05 / c, teacher=c * eigenvalues), 1.0)
+    assert twin.status_name == same.status_name == "converged"
     for name, power in {"q": 2, "m": 2, "V": 2, "trace": 1, "train_loss": 0, "energy": 0, "replicon": 0}.items():
-        np.testing.assert_allclose(getattr(twin, name), c**power * getattr(same, name), rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(getattr(twin, name), c**power * getattr(same, name), rtol=1e-9, err_msg=name)
+
+
+def test_single_precision(state):
+    with jax.enable_x64(False):
+        single = ta.solve(ta.WideDotProduct(tau=0.05), 1.0)
+        assert single.q.dtype == jnp.float32 and single.status_name == "converged"
+    for name in ("q", "m", "trace", "energy"):
+        np.testing.assert_allclose(getattr(single, name), getattr(state, name), rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.long
+def test_a_lane_that_fails_leaves_the_others_alone(state):
+    alphas = jnp.array([jnp.nan, 1.0, 1e-4])  # none, content, no content
+
+    def numbers(alphas):
+        states = jax.vmap(lambda alpha: ta.solve(layer(), alpha))(alphas)
+        return states.q, states
+
+    q, states = numbers(alphas)
+    assert states.status_name == ["nonfinite", "converged", "converged"]
+    np.testing.assert_allclose(q[1:], [state.q, 0.0], rtol=1e-9)
+    slopes = jax.grad(lambda a: numbers(a)[0][1])(alphas)
+    np.testing.assert_allclose(slopes, [0.0, jax.grad(lambda a: ta.solve(layer(), a).q)(1.0), 0.0], rtol=1e-9)
 
 
 @pytest.mark.parametrize(

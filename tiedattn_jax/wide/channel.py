@@ -32,7 +32,8 @@ _STUDENT_STEP = 1.0
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
-_PROX_TOL = 1e-12  # a step of this relative length is the last
+_PROX_TOL = 1e-12  # a step of this length, in units of the scores, is the last; in single precision 20 eps
+_ROUNDING = 1e-6  # a step below this length is taken even if rounding errors raise the energy; 1e3 eps if larger
 
 
 class WideNodes(eqx.Module):
@@ -210,8 +211,8 @@ def prox(
     layer_, w_, y_, V_, offset_ = lax.stop_gradient((layer, w, y, V, offset))
     n = len(w)
     eye = jnp.eye(n, dtype=w.dtype)[..., None]
-    scale = 1 + jnp.max(jnp.abs(w_), 0)
-    tol = _PROX_TOL * scale
+    eps = float(jnp.finfo(w.dtype).eps)
+    unit = jnp.sqrt(jnp.mean(y_**2)) + jnp.max(jnp.abs(w_), 0)
 
     def energy(h: Array) -> Array:
         return V_ * nodewise(_loss)(layer_, h, y_, offset_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
@@ -221,12 +222,13 @@ def prox(
         residual = h - w_ + V_ * nodewise(_gradient)(layer_, h, y_, offset_)
         matrix = (1 + damping) * eye + V_ * nodewise(_hessian)(layer_, h, y_, offset_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
+        length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
         new = energy(trial)
-        better = (new <= value) | (jnp.max(jnp.abs(step), 0) < 1e-6 * scale)
+        better = (new <= value) | (length < max(_ROUNDING, 1e3 * eps))
         damping = jnp.where(better, jnp.where(damping > 1e-3, damping / 8, 0.0), jnp.maximum(4 * damping, 1.0))
-        is_done = jnp.max(jnp.abs(step), 0) <= tol
-        return jnp.where(better, trial, h), jnp.where(better, new, value), damping, jnp.all(is_done), count + 1
+        is_done = jnp.all(length <= max(_PROX_TOL, 20 * eps))
+        return jnp.where(better, trial, h), jnp.where(better, new, value), damping, is_done, count + 1
 
     first = w_ if near is None else lax.stop_gradient(near)
     start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)

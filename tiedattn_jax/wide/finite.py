@@ -32,7 +32,9 @@ from .channel import prox, response
 from .layer import WideLayer
 from .solve import WidePoint
 
-_TOL = 1e-9  # relative change of the matrix over a step, of the last one
+_TOL = 1e-9  # relative change of the matrix in the last step of training
+_PASSED = 1e-8  # the same for message passing
+_ROUNDING = 50.0  # units in the last place of such a change in single precision
 _MOST_STEPS = 20_000
 _GROWTH, _SHRINK = 2.0, 0.95  # of the curvature of a proximal step that fails, and of one that succeeds
 _FRESH = 2**30 + 1  # what is folded into the key of fresh sentences
@@ -165,6 +167,15 @@ def _empirical(layer: WideLayer, data: WideData, S: Array) -> Float[Array, ""]:
     return jnp.sum(jax.vmap(layer.loss)(scores(data.x, S), data.scores)) / d**2
 
 
+def _tolerance(relative: float, a: Array) -> float:
+    return max(relative, _ROUNDING * float(jnp.finfo(a.dtype).eps))
+
+
+def _relative(change: Float[Array, "d d"], S: Float[Array, "d d"]) -> Float[Array, ""]:
+    """Return the length of a change over that of the matrix; zero if both vanish."""
+    return jnp.linalg.norm(change) / jnp.maximum(jnp.linalg.norm(S), jnp.finfo(S.dtype).tiny)
+
+
 def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
     values, vectors = jnp.linalg.eigh((S + S.T) / 2)
     return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
@@ -181,6 +192,7 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
         unit = jnp.linalg.qr(p.T)[0]
         W = W - (1 - 1 / jnp.sqrt(jnp.sum(p[0] ** 2))) * unit @ unit.T
     penalty = layer.tau / d * W @ W  # of S', over d^2
+    eps, tol = float(jnp.finfo(x.dtype).eps), _tolerance(_TOL, x)
 
     def smooth(S: Array) -> Array:
         return _empirical(layer, data, W @ S @ W)
@@ -191,7 +203,7 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
         value = smooth(after)
         step = after - Z
         bound = value_Z + jnp.vdot(gradient, step) + 0.5 * curvature * jnp.vdot(step, step)
-        fits = value <= bound + 1e-13 * jnp.abs(value)
+        fits = value <= bound + max(1e-13, 10 * eps) * jnp.abs(value)
         # Momentum that points uphill starts anew.
         uphill = jnp.vdot(Z - after, after - S) > 0
         faster = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
@@ -199,7 +211,7 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
         ahead = after + jnp.where(uphill, 0.0, (momentum - 1) / faster) * (after - S)
         Z_new = jnp.where(fits, ahead, Z)
         value_new, gradient_new = jax.value_and_grad(smooth)(Z_new)
-        change = jnp.linalg.norm(step) / jnp.maximum(jnp.linalg.norm(after), 1e-300)
+        change = _relative(step, after)
         return (
             jnp.where(fits, after, S),
             Z_new,
@@ -215,14 +227,15 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
     value, gradient = jax.value_and_grad(smooth)(zero)
     one, far = jnp.ones((), x.dtype), jnp.asarray(jnp.inf, x.dtype)
     state = (zero, zero, one, one / d, value, (gradient + gradient.T) / 2, far, 0)
-    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > _TOL) & (s[-1] < steps), body, state)
-    return W @ S @ W, count, change <= _TOL
+    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < steps), body, state)
+    return W @ S @ W, count, change <= tol
 
 
 @program
 @precise
 def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
     d, columns = first.shape
+    tol = _tolerance(_TOL, first)
     scale = d * jnp.sqrt(columns / d)
 
     def risk(Q: Array) -> Array:
@@ -236,12 +249,12 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
         Q, memory, _, count = state
         value, gradient = value_and_grad(Q, state=memory)
         update, memory = optimizer.update(gradient, memory, Q, value=value, grad=gradient, value_fn=risk)
-        change = jnp.linalg.norm(gradient) * jnp.linalg.norm(Q) / jnp.maximum(value, 1e-300)
+        change = jnp.linalg.norm(gradient) * jnp.linalg.norm(Q) / jnp.maximum(value, jnp.finfo(value.dtype).tiny)
         return Q + update, memory, change, count + 1
 
     start = (first, optimizer.init(first), jnp.asarray(jnp.inf, first.dtype), 0)
-    Q, _, change, count = lax.while_loop(lambda s: (s[2] > _TOL) & (s[3] < steps), body, start)
-    return Q @ Q.T / scale, count, change <= _TOL
+    Q, _, change, count = lax.while_loop(lambda s: (s[2] > tol) & (s[3] < steps), body, start)
+    return Q @ Q.T / scale, count, change <= tol
 
 
 @program
@@ -298,7 +311,7 @@ def gamp_wide(
 @program
 @precise
 def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
-    d = data.x.shape[-1]
+    d, tol = data.x.shape[-1], _tolerance(_PASSED, data.x)
 
     def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)
         return jax.vmap(layer.coordinates, 0, 1)(scores)
@@ -321,10 +334,10 @@ def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: in
         gap = values[:, None] - values
         slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
         V = damping * V + (1 - damping) * (jnp.sum(jnp.triu(slope)) / d**2 / Lam)
-        change = jnp.linalg.norm(after - S) / jnp.maximum(jnp.linalg.norm(after), 1e-300)
+        change = _relative(after - S, after)
         return after, V, g, Lam, change, count + 1
 
     one = jnp.ones((), data.x.dtype)
     start = (jnp.zeros((d, d), data.x.dtype), one, jnp.zeros_like(y), one, jnp.inf * one, 0)
-    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > 1e-8) & (s[-1] < steps), body, start)
-    return S, count, change <= 1e-8
+    S, *_, change, count = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < steps), body, start)
+    return S, count, change <= tol

@@ -205,10 +205,11 @@ def _probed(layer: WideLayer) -> tuple[tuple, bool]:
             H, Y = jnp.tensordot(pair, jnp.asarray(units, pair.dtype), 1)
             return known.loss(H, Y)
 
+        draws = draws * np.sqrt(float(known.teacher.rho))  # scores as large as the teacher's
         values = jax.vmap(of_scores)(jnp.asarray(draws))
         if values.shape != (len(draws),):
             raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
-        is_even = bool(jnp.allclose(values, jax.vmap(of_scores)(-jnp.asarray(draws)), rtol=1e-6, atol=0))
+        is_even = bool(jnp.allclose(values, jax.vmap(of_scores)(-jnp.asarray(draws)), rtol=1e-5, atol=0))
         gradients = np.asarray(jax.vmap(jax.grad(of_scores))(jnp.asarray(draws))).reshape(-1, len(rows))
     if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")

@@ -31,11 +31,12 @@ from .channel import Averages, WideNodes, averages, fields, test_error, wide_nod
 from .layer import WideLayer
 from .spectrum import Prior, convolution, prior, stability
 
-_TOL = 1e-7  # relative change of the order parameters in the last step of Newton's method; it leaves the square of this
+_TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
+_ROUNDING = 1e3  # units in the last place of such a change in single precision
 _MOST_STEPS = 100
 _NEAR = 0.3  # relative change from which on Newton's steps are tried
 _LONGEST = 0.5  # relative length of a Newton step
-_START = 0.5, 0.4, 1.0  # q / rho, m / rho, V
+_START = 0.5, 0.4, 0.7  # q, m, V over rho
 
 
 class WideState(eqx.Module):
@@ -256,9 +257,13 @@ def _height(layer: WideLayer, t: Float[Array, " n"]) -> Float[Array, ""]:
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
 
 
-def _size(v: Float[Array, " k"]) -> Float[Array, " k"]:
-    """Return the scale of every unknown."""
-    return jnp.where(jnp.arange(len(v)) < 3, jnp.abs(v), 1 + jnp.abs(v))
+def _tolerance(v: Float[Array, " k"]) -> float:
+    return max(_TOL, _ROUNDING * float(jnp.finfo(v.dtype).eps))
+
+
+def _size(v: Float[Array, " k"], rho: Float[Array, ""]) -> Float[Array, " k"]:
+    """Return the scale of every unknown; offsets are measured in units of the teacher's scores."""
+    return jnp.abs(v) + jnp.where(jnp.arange(len(v)) < 3, 0.0, jnp.sqrt(rho))
 
 
 def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Setting, Float[Array, ""]]:
@@ -268,7 +273,7 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
     violates a constraint, the constraint is imposed, and the search goes on.
     """
     frozen = lax.stop_gradient(setting)
-    rho = frozen.layer.teacher.rho + frozen.layer.noise
+    rho, tol = frozen.layer.teacher.rho + frozen.layer.noise, _tolerance(start)
 
     def body(state: tuple) -> tuple:
         v, near, binds, held, _, count = state
@@ -276,17 +281,17 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         r = image - v
         newton = jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - J, r)
         after = v + newton
-        length, change = (jnp.max(jnp.abs(a) / _size(v)) for a in (newton, r))
+        length, change = (jnp.max(jnp.abs(a) / _size(v, rho)) for a in (newton, r))
         is_good = (length < _LONGEST) & (change < _NEAR)
         is_good &= (after[0] > 0) & (after[2] > 0) & (after[0] * rho > after[1] ** 2)
-        ended = jnp.where(is_good, length, change) <= _TOL
+        ended = change <= tol
         must_hold, must_bind = held | (_height(setting.layer, v[3:]) < 0), binds | (share > frozen.layer.kappa)
         goes_on = ended & ((must_hold != held) | (must_bind != binds))
         binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
         return jnp.where(is_good, after, image), near, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
     def unfinished(state: tuple) -> Array:
-        return (state[-2] > _TOL) & (state[-1] < _MOST_STEPS)
+        return (state[-2] > tol) & (state[-1] < _MOST_STEPS)
 
     v = lax.stop_gradient(start)
     w, _ = fields(frozen.nodes, v[0], v[1], rho)
@@ -308,18 +313,19 @@ def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
     zeros = jnp.zeros(3 + setting.size, setting.alpha.dtype)
     if not setting.size:
         return zeros, setting
-    frozen = lax.stop_gradient(setting)
+    frozen, tol = lax.stop_gradient(setting), _tolerance(zeros)
+    unit = jnp.sqrt(frozen.layer.teacher.rho)
 
     def body(state: tuple) -> tuple:
         v, held, _, count = state
         now = frozen._replace(held=held)
         t = now.offsets(v[3:], now.channel(v))
-        length = jnp.max(jnp.abs(t - v[3:]))
-        must_hold = held | ((length <= _TOL) & (_height(setting.layer, t) < 0))
+        length = jnp.max(jnp.abs(t - v[3:])) / unit
+        must_hold = held | ((length <= tol) & (_height(setting.layer, t) < 0))
         return jnp.concatenate([v[:3], t]), must_hold, jnp.where(must_hold == held, length, jnp.inf), count + 1
 
     first = (zeros, setting.held, jnp.asarray(jnp.inf, zeros.dtype), 0)
-    v, held, _, _ = lax.while_loop(lambda s: (s[2] > _TOL) & (s[3] < _MOST_STEPS), body, first)
+    v, held, _, _ = lax.while_loop(lambda s: (s[2] > tol) & (s[3] < _MOST_STEPS), body, first)
     setting = setting._replace(held=held)
     return _attach_offsets(v, setting), setting
 
@@ -389,8 +395,9 @@ def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]
     trace = jnp.where(q > 0, P.trace / Lam, 0.0)
     curve = convolution(law, M, N)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau)
-    status = jnp.where(residual <= _TOL, Status.converged, Status.max_steps)
-    status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
+    energy = setting.alpha * A.train_loss + layer.tau * trace
+    status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
+    status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where((A.margin <= 0) & (status == Status.converged), Status.unresolved, status)
     return WideState(
         q,
@@ -403,7 +410,7 @@ def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]
         trace,
         train_loss=A.train_loss,
         gen_error=test_error(layer, setting.nodes, q, m, offset),
-        energy=setting.alpha * A.train_loss + layer.tau * trace,
+        energy=energy,
         distance=law.rho - 2 * m + q,
         share=jnp.where(q > 0, P.share, 0.0),
         largest=jnp.where(q > 0, (curve.top - layer.tau) / Lam, 0.0),
@@ -449,7 +456,7 @@ def solve_wide(
     if start is None:
         q, m, V = _START
         orders, offset = (
-            jnp.stack([q * model.teacher.rho, m * model.teacher.rho, V * jnp.ones_like(alpha)]),
+            jnp.stack([q * model.teacher.rho, m * model.teacher.rho, V * model.teacher.rho]),
             jnp.zeros(n),
         )
     else:
