@@ -71,7 +71,7 @@ def disk_full(*_):
     raise OSError(28, "No space left on device")
 
 
-# What a program depends on: each changes the arguments of `gen_error_in`, or something outside of them.
+# Each entry changes something on which a program depends: arguments of `gen_error_in`, or something outside of them.
 CHANGES = {
     "number": lambda patch, m, x, r: (m, x, ta.MonteCarlo(65, replicates=1).rule(m).replicate(0)),
     "precision": lambda patch, *arguments: jax.tree.map(lambda a: a.astype(jnp.float32), arguments),

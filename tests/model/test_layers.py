@@ -162,7 +162,7 @@ def test_relu_attention():
 
 
 def test_minima_of_a_loss_with_kinks_are_found():
-    """Of 4000 nodes .15 % miss the lowest point of a grid; without reflected starts 3 % miss it."""
+    """The search misses the lowest point of a grid at .15 % of 4000 nodes; without reflected starts at 3 %."""
     model, rng = ta.ReLUAttention(), np.random.default_rng(0)
     h, y = (jnp.asarray(s * rng.standard_normal((2, 1, 500))) for s in (0.35, 0.5))
     V = jnp.full((2, 1, 1), 12.0)

@@ -43,6 +43,7 @@ def test_the_state_has_content_above_the_onset_only():
     np.testing.assert_allclose([above.share, above.q, above.trace], [0.0422, 0.00139, 0.00638], rtol=5e-3)
 
 
+@pytest.mark.long
 def test_sensitivities_of_the_onset():
     def alpha(value):
         return ta.critical_alpha(layer(omega=value, mixing=MIXING, encodings="long")).alpha

@@ -79,7 +79,9 @@ def test_quantiles_and_the_closed_form_agree_with_random_matrices(kappa):
     np.testing.assert_allclose(law.eigenvalues(d)[:-6], np.linalg.eigvalsh(teacher)[:-6], atol=0.06)  # edges fluctuate
     gap = Y[:, None] - Y + np.eye(d)
     slopes = np.where(np.eye(d) > 0, f > 0, (f[:, None] - f) / gap)
-    np.testing.assert_allclose(stability(curve, jnp.asarray(tau)), 0.5 * (slopes**2).mean(), rtol=0.02)
+    np.testing.assert_allclose(
+        stability(curve, jnp.asarray(tau), curve.place(jnp.asarray(tau))), 0.5 * (slopes**2).mean(), rtol=0.02
+    )
 
 
 def test_the_closed_form_agrees_with_its_quantiles():

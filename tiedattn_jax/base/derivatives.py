@@ -55,6 +55,26 @@ def derivative_along(fn: Callable[..., Array], primals: tuple, tangents: tuple) 
     return jnp.zeros_like(value) if derivative is None else derivative
 
 
+def with_root(
+    fn: Callable[..., Array], z: Float[Array, "*z"], *args: PyTree, slope: Callable[..., Array] | None = None
+) -> Float[Array, "*z"]:
+    """Return a root z of ``fn(z, *args)`` that a search found, element by element, with its implicit derivatives.
+
+    Args:
+        fn: a function of its arguments alone; like `slope`, it must not hold what jax traces.
+        slope: ``slope(z, *args)`` is the derivative of `fn` in z, if it is known in closed form.
+    """
+
+    def rule(primals: tuple, tangents: tuple) -> Float[Array, "*z"]:
+        z, *args = primals
+        change = derivative_along(lambda *args: fn(z, *args), tuple(args), tangents[1:])
+        if slope is None:
+            return -change / jax.jvp(lambda z: fn(z, *args), (z,), (jnp.ones_like(z),))[1]
+        return -change / slope(z, *args)
+
+    return with_tangent(rule)(lax.stop_gradient(z), *args)
+
+
 def bisected_root(fn: Callable[[Array], Array], low: Float[Array, ""], high: Float[Array, ""]) -> Float[Array, ""]:
     """Return the root of a function that is negative at `low` and positive at `high`, with its implicit derivatives."""
 

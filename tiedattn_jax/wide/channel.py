@@ -29,6 +29,7 @@ from .layer import WideLayer
 _RADIUS = 6.2  # of the ball
 _TEACHER_STEP = 0.6
 _STUDENT_STEP = 1.0
+_SPREAD = 2.5  # of scores times beta at the standard setting, for which the student's step was chosen
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
@@ -64,37 +65,29 @@ def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
 
 
 def _lattice(layer: WideLayer) -> WideNodes:
+    """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis."""
     n = layer.seen
-    # Slope of the scores times beta: the fields of the teacher are spread over sqrt(rho) times the largest direction.
-    largest = float(np.sqrt(np.linalg.eigvalsh(np.einsum("iab,jab->ij", layer.basis, layer.basis)).max() / 2))
-    beta = getattr(layer, "beta", 1.0)
-    rho = layer.teacher.rho + layer.noise
-    spread = float(beta * jnp.sqrt(rho)) * largest if is_concrete(beta, rho) else 2.5
-    teacher_step, student_step = _TEACHER_STEP / max(spread, 1.0), _STUDENT_STEP / max(float(spread) / 2.5, 1.0)
-    steps = np.repeat([teacher_step, student_step], n)
-    sides = []
+    # The teacher's scores, times beta, are spread over sqrt(rho) along the longest direction.
+    longest = float(np.sqrt(np.linalg.eigvalsh(np.einsum("iab,jab->ij", layer.basis, layer.basis)).max() / 2))
+    beta, rho = getattr(layer, "beta", 1.0), layer.teacher.rho + layer.noise
+    spread = float(beta * jnp.sqrt(rho)) * longest if is_concrete(beta, rho) else _SPREAD
+    steps = np.repeat([_TEACHER_STEP / max(spread, 1.0), _STUDENT_STEP / max(spread / _SPREAD, 1.0)], n)
+    points = []
     for shift in (0.0, 0.5):
-        axes = [step * (np.arange(-math.ceil(_RADIUS / step), math.ceil(_RADIUS / step) + 1) + shift) for step in steps]
-        points = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
-        sides.append(points[:, (points**2).sum(0) <= _RADIUS**2])
-    # A loss without a preferred sign needs half of the points.
+        counts = [math.ceil(_RADIUS / step) for step in steps]
+        axes = [step * (np.arange(-count, count + 1) + shift) for step, count in zip(steps, counts, strict=True)]
+        grid = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
+        grid = grid[:, (grid**2).sum(0) <= _RADIUS**2]
+        if layer.is_even:  # one point of every pair of opposite ones
+            grid = grid[:, np.sign(grid).T @ 3.0 ** np.arange(2 * n)[::-1] >= 0]
+        points.append(grid)
+    size = max(grid.shape[1] for grid in points)
+    padded = np.stack([np.pad(grid, ((0, 0), (0, size - grid.shape[1]))) for grid in points])
+    weight = np.exp(-0.5 * (padded**2).sum(1)) * (np.arange(size) < np.array([[grid.shape[1]] for grid in points]))
     if layer.is_even:
-        halves = []
-        for points in sides:
-            order = np.sign(points) * 3.0 ** np.arange(2 * n)[::-1, None]
-            halves.append(points[:, order.sum(0) >= 0])
-        sides = halves
-    size = max(points.shape[1] for points in sides)
-    weights = np.zeros((2, size))
-    padded = np.zeros((2, 2 * n, size))
-    for k, points in enumerate(sides):
-        weight = np.exp(-0.5 * (points**2).sum(0))
-        if layer.is_even:
-            weight[(points != 0).any(0)] *= 2
-        weights[k, : len(weight)] = weight / weight.sum()
-        padded[k, :, : len(weight)] = points
-    teacher, student, weight = (jnp.asarray(a, layer.tau.dtype) for a in (padded[:, :n], padded[:, n:], weights))
-    return WideNodes(student, teacher, weight)
+        weight *= np.where((padded != 0).any(1), 2, 1)
+    weight /= weight.sum(1, keepdims=True)
+    return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], weight)))
 
 
 class Averages(NamedTuple):
@@ -139,17 +132,17 @@ def averages(
     m: Array,
     V: Array,
     offset: Float[Array, " e"],
-    near: Float[Array, "n N"] | None = None,
+    guess: Float[Array, "n N"] | None = None,
 ) -> tuple[Averages, Float[Array, "n N"]]:
     """Return the averages over the nodes of one replicate, and the proximal points.
 
     Args:
         offset: shift of the student's scores inside the loss, (n,); empty for none.
-        near: points from which the proximal points are searched, by default the student's fields.
+        guess: points from which the proximal points are searched, by default the student's fields.
     """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    h = prox(layer, w, y, V, offset, near)
-    gradient, H, C = (nodewise(fn)(layer, h, y, offset) for fn in (_gradient, _hessian, _cross))
+    h = prox(layer, w, y, V, offset, guess)
+    gradient, H, C = (at_nodes(fn)(layer, h, y, offset) for fn in (_gradient, _hessian, _cross))
     n = len(h)
     eye = jnp.eye(n, dtype=h.dtype)[..., None]
     matrix = eye + V * H
@@ -163,7 +156,7 @@ def averages(
     def trace(a: Array) -> Array:
         return total(a[i, i] for i in range(n))
 
-    loss = nodewise(_loss)(layer, h, y, offset)
+    loss = at_nodes(_loss)(layer, h, y, offset)
     square = jnp.sum(gradient**2, 0)
     twice = total(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
     means = Averages(
@@ -189,20 +182,20 @@ class Response(NamedTuple):
 
 def response(layer: WideLayer, h: Array, y: Array, V: Array, offset: Array) -> Response:
     """Return the messages at proximal points h."""
-    H = nodewise(_hessian)(layer, h, y, offset)
+    H = at_nodes(_hessian)(layer, h, y, offset)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return Response(-nodewise(_gradient)(layer, h, y, offset), jnp.mean(total(solved[i, i] for i in range(n))))
+    return Response(-at_nodes(_gradient)(layer, h, y, offset), jnp.mean(total(solved[i, i] for i in range(n))))
 
 
 def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " e"]) -> Array:
     """Return the loss on fresh sentences without noise."""
     w, y = fields(nodes, q, m, layer.teacher.rho)
-    return jnp.sum(nodes.weight * nodewise(_loss)(layer, w, y, offset))
+    return jnp.sum(nodes.weight * at_nodes(_loss)(layer, w, y, offset))
 
 
 def prox(
-    layer: WideLayer, w: Array, y: Array, V: Array, offset: Array, near: Array | None = None
+    layer: WideLayer, w: Array, y: Array, V: Array, offset: Array, guess: Array | None = None
 ) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
@@ -215,12 +208,12 @@ def prox(
     unit = jnp.sqrt(jnp.mean(y_**2)) + jnp.max(jnp.abs(w_), 0)
 
     def energy(h: Array) -> Array:
-        return V_ * nodewise(_loss)(layer_, h, y_, offset_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
+        return V_ * at_nodes(_loss)(layer_, h, y_, offset_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
 
     def body(state: tuple) -> tuple:
         h, value, damping, _, count = state
-        residual = h - w_ + V_ * nodewise(_gradient)(layer_, h, y_, offset_)
-        matrix = (1 + damping) * eye + V_ * nodewise(_hessian)(layer_, h, y_, offset_)
+        residual = h - w_ + V_ * at_nodes(_gradient)(layer_, h, y_, offset_)
+        matrix = (1 + damping) * eye + V_ * at_nodes(_hessian)(layer_, h, y_, offset_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
         length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
@@ -230,7 +223,7 @@ def prox(
         is_done = jnp.all(length <= max(_PROX_TOL, 20 * eps))
         return jnp.where(better, trial, h), jnp.where(better, new, value), damping, is_done, count + 1
 
-    first = w_ if near is None else lax.stop_gradient(near)
+    first = w_ if guess is None else lax.stop_gradient(guess)
     start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
     return _attach_prox(h, layer, w, y, V, offset)
@@ -241,14 +234,14 @@ def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
     h, layer, w, y, V, offset = primals
 
     def residual(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Array:
-        return h - w + V * nodewise(_gradient)(layer, h, y, offset)
+        return h - w + V * at_nodes(_gradient)(layer, h, y, offset)
 
     change = derivative_along(residual, (layer, w, y, V, offset), tangents[1:])
-    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * nodewise(_hessian)(layer, h, y, offset)
+    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_hessian)(layer, h, y, offset)
     return -ldl_solve(matrix, change[:, None])[:, 0]
 
 
-def nodewise(fn: Any) -> Any:
+def at_nodes(fn: Any) -> Any:
     """Map a function of one node over the last axis of the fields."""
     return lambda layer, h, y, offset: jax.vmap(lambda h, y: fn(layer, h, y, offset), -1, -1)(h, y)
 

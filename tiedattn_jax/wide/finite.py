@@ -261,7 +261,7 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
 @precise
 def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
     n, _, d = data.x.shape
-    # Of one key, `split` and `fold_in` of small numbers give the same keys: the tokens would be those of `sample_wide`.
+    # `split` and `fold_in` of small numbers derive equal keys from a key; the tokens would be those of `sample_wide`.
     x = jax.random.normal(jax.random.fold_in(key, _FRESH), data.x.shape, data.x.dtype)
     test = jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
     values = jnp.linalg.eigvalsh(S)

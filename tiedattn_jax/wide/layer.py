@@ -13,7 +13,7 @@ tau -> tau / sigma^2.
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -52,6 +52,7 @@ class WideLayer(Printed):
         encodings: None, or "long" for linearly independent encodings whose length grows with d.
         basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
             where the w_i of random scores are independent and have the variance of S.
+        is_even: whether the loss stays the same if all scores change their sign; half of the nodes is then enough.
     """
 
     tau: Float[Array, ""]
@@ -61,7 +62,7 @@ class WideLayer(Printed):
     tokens: int = eqx.field(static=True)
     encodings: str | None = eqx.field(static=True)
     _basis: tuple = eqx.field(static=True)
-    _even: bool = eqx.field(static=True)
+    is_even: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class WideLayer(Printed):
         require_count(tokens, "tokens")
         self.tokens = tokens
         self.encodings = require_choice(encodings, "encodings", (None, LONG))
-        self._basis, self._even = (), False
-        self._basis, self._even = _probed(self)
+        self._basis, self.is_even = (), False
+        self._basis, self.is_even = _probed(self)
         if encodings is not None and (tokens, self.seen) != (2, 2):
             text = "two tokens and a loss that does not see a common shift of all scores"
             raise InputError("encodings", f"need {text}, got {tokens} tokens and {self.seen} directions")
@@ -113,11 +114,6 @@ class WideLayer(Printed):
         """Return the coordinates of symmetric scores in the directions that the loss sees."""
         upper = np.triu_indices(self.tokens)
         return jnp.asarray(np.linalg.pinv(self.basis[:, *upper]).T, H.dtype) @ H[upper]
-
-    @property
-    def is_even(self) -> bool:
-        """Whether the loss stays the same if all scores change their sign, so that half of the nodes is enough."""
-        return self._even
 
     def describe(self) -> Description:
         numbers = [(name, entries(value)) for name, value in vars(self).items() if isinstance(value, jax.Array)]
@@ -146,7 +142,6 @@ class WideDotProduct(WideLayer):
     omega: Float[Array, ""]
     mixing: Float[Array, "L L"]
     loss_name: str = eqx.field(static=True)
-    UNIFORM: ClassVar[float] = 0.5
 
     def __init__(
         self,

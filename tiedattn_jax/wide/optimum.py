@@ -8,15 +8,17 @@ do. The Bayes-optimal error e = ||<S> - S*||^2 / d then is that of a matrix that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from ..averages.program import program
 from ..base.arrays import Number, precise
+from ..base.derivatives import bisected_root, with_root
 from ..base.errors import InputError, is_concrete, require_choice, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, rows_of
@@ -24,7 +26,7 @@ from ..base.results import Result, Status
 from ..theory.quantities import Quantity
 from .channel import WideNodes, wide_nodes
 from .layer import WideLayer
-from .solve import bisected_log_root, without_content
+from .solve import without_content
 from .spectrum import SpectrumLaw, Wishart, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
@@ -59,6 +61,12 @@ class WideOptimum(Result):
         }
         numbers = rows_of({name: getattr(self, name) for name in meanings}, meanings=meanings)
         return Description(f"Bayes-optimal wide layer at alpha = {float(self.alpha):g}", self.status_name, numbers)
+
+
+def _log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) -> Float[Array, ""]:
+    """Return the root x of ``fn(x, *args)``, which increases in x > 0, with its implicit derivatives."""
+    frozen = lax.stop_gradient(args)
+    return with_root(fn, jnp.exp(bisected_root(lambda t: fn(jnp.exp(t), *frozen), jnp.log(low), jnp.log(high))), *args)
 
 
 @form_of("bayes", WideLayer)
@@ -98,7 +106,7 @@ def _optimum(layer: WideLayer, alpha: Float[Array, ""]) -> WideOptimum:
         return 2 * alpha * n - (error_of_noise(layer.teacher, Delta) + layer.noise) / Delta
 
     low, high = (law.rho * bound for bound in _DELTAS)
-    Delta = bisected_log_root(excess, low, high, layer, alpha)
+    Delta = _log_root(excess, low, high, layer, alpha)
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
     distance = jnp.where(known, 0.0, error_of_noise(law, jnp.where(known, law.rho, Delta)))
@@ -143,7 +151,7 @@ def _onsets(layer: WideLayer, nodes: WideNodes) -> Float[Array, " R"]:
             return convolution(layer.teacher, alpha * signal, alpha * force / 2).top - layer.tau
 
         low, high = (jnp.asarray(bound, layer.tau.dtype) for bound in _RANGE)
-        alpha = bisected_log_root(excess, low, high, layer, signal, force)
+        alpha = _log_root(excess, low, high, layer, signal, force)
         exists = (alpha > low * 1.01) & (alpha < high / 1.01)
         return jnp.where(exists, alpha, jnp.nan)
 

@@ -9,7 +9,6 @@ Its six derivatives vanish at the state, where e is the least risk over d^2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -18,18 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
 from ..base.arrays import Number, precise, solve
-from ..base.derivatives import bisected_root, derivative_along, with_tangent
+from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, require_kind, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
 from .channel import Averages, WideNodes, averages, fields, test_error, wide_nodes
 from .layer import WideLayer
-from .spectrum import Prior, convolution, prior, stability
+from .spectrum import convolution, prior, stability
 
 _TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
 _ROUNDING = 1e3  # units in the last place of such a change in single precision
@@ -162,16 +161,12 @@ class WideSpectrum(Printed):
 def _spectrum(point: WidePoint) -> WideSpectrum:
     tau = point.model.tau
     curve = convolution(point.model.teacher, point.M, point.N)
-    start = curve.place(tau)
-    start = jnp.where(
-        jnp.any(point.replicates.binds), jnp.maximum(start, curve.quantile(jnp.minimum(point.model.kappa, 1.0))), start
-    )
-    Y = curve.nodes(start)
+    Y = curve.nodes(curve.first_place(tau, point.model.kappa, jnp.any(point.replicates.binds)))
     return WideSpectrum((Y.y - tau) / point.Lam, Y.density * point.Lam, Y.weight, 1 - point.share, point.largest)
 
 
 class _Setting(NamedTuple):
-    """What a search on one replicate holds fixed.
+    """The layer, its data and the constraints in a search on one replicate.
 
     Attributes:
         binds: whether the rank is bounded by kappa d.
@@ -184,50 +179,53 @@ class _Setting(NamedTuple):
     binds: Bool[Array, ""]
     held: Bool[Array, ""]
 
+    @classmethod
+    def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes) -> _Setting:
+        """Return a setting without constraints."""
+        no = jnp.asarray(False)
+        return cls(layer, alpha, nodes, no, no)
+
     @property
     def size(self) -> int:
         """Number of the offsets."""
         return 0 if self.layer.encodings is None else self.layer.seen
 
-    def channel(self, v: Float[Array, " k"]) -> Averages:
-        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:])[0]
+    def channel(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Averages, Float[Array, "n N"]]:
+        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], guess)
 
     def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
         return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
 
-    def prior(self, M: Array, N: Array) -> Prior:
-        curve = convolution(self.layer.teacher, M, N)
-        start = curve.place(self.layer.tau)
+    def hats(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
+        """Return the conjugates of (q, m, V) and the next offsets, and the proximal points."""
+        A, h = self.channel(v, guess)
+        return jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)]), h
 
-        def bounded() -> Array:
-            return jnp.maximum(start, curve.quantile(jnp.minimum(self.layer.kappa, 1.0)))
+    def orders(self, hats: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+        """Return (q, m, V) and the offsets, and the share of the eigenvalues that are not zero."""
+        Lam, M, N = hats[:3]
+        tau, curve = self.layer.tau, convolution(self.layer.teacher, M, N)
+        P = prior(curve, tau, curve.first_place(tau, self.layer.kappa, self.binds))
+        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), hats[3:]]), P.share
 
-        return prior(curve, self.layer.tau, lax.cond(self.binds, bounded, lambda: start))
+    def map(self, v: Float[Array, " k"]) -> Float[Array, " k"]:
+        """Return the right-hand sides of the equations for (q, m, V) and the offsets."""
+        return self.orders(self.hats(v)[0])[0]
 
-    def step(self, v: Float[Array, " k"], near: Array | None = None) -> tuple[Array, Array, Array, Array]:
+    def step(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Array, Array, Array, Array]:
         """Return `map`, its Jacobian, the share of the eigenvalues that are not zero, and the proximal points."""
 
         def channel(v: Array) -> tuple[Array, tuple[Array, Array]]:
-            A, h = averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], near)
-            hats = jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)])
+            hats, h = self.hats(v, guess)
             return hats, (hats, h)
 
         def orders(hats: Array) -> tuple[Array, tuple[Array, Array]]:
-            Lam, M, N = hats[:3]
-            P = self.prior(M, N)
-            image = jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), hats[3:]])
-            return image, (image, P.share)
+            image, share = self.orders(hats)
+            return image, (image, share)
 
         outer, (hats, h) = jax.jacfwd(channel, has_aux=True)(v)
         inner, (image, share) = jax.jacfwd(orders, has_aux=True)(hats)
         return image, inner @ outer, share, h
-
-    def map(self, v: Float[Array, " k"]) -> Float[Array, " k"]:
-        """Return the right-hand sides of the equations for (q, m, V) and the offsets."""
-        A = self.channel(v)
-        Lam, M, N = self.conjugates(A)
-        P = self.prior(M, N)
-        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), self.offsets(v[3:], A)])
 
     def offsets(self, t: Float[Array, " n"], A: Averages) -> Float[Array, " n"]:
         """Return the offsets after a Newton step for E g = 0; zero without encodings."""
@@ -276,8 +274,8 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
     rho, tol = frozen.layer.teacher.rho + frozen.layer.noise, _tolerance(start)
 
     def body(state: tuple) -> tuple:
-        v, near, binds, held, _, count = state
-        image, J, share, near = frozen._replace(binds=binds, held=held).step(v, near)
+        v, h, binds, held, _, count = state
+        image, J, share, h = frozen._replace(binds=binds, held=held).step(v, h)
         r = image - v
         newton = jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - J, r)
         after = v + newton
@@ -288,7 +286,7 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         must_hold, must_bind = held | (_height(setting.layer, v[3:]) < 0), binds | (share > frozen.layer.kappa)
         goes_on = ended & ((must_hold != held) | (must_bind != binds))
         binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
-        return jnp.where(is_good, after, image), near, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
+        return jnp.where(is_good, after, image), h, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
     def unfinished(state: tuple) -> Array:
         return (state[-2] > tol) & (state[-1] < _MOST_STEPS)
@@ -319,7 +317,7 @@ def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
     def body(state: tuple) -> tuple:
         v, held, _, count = state
         now = frozen._replace(held=held)
-        t = now.offsets(v[3:], now.channel(v))
+        t = now.offsets(v[3:], now.channel(v)[0])
         length = jnp.max(jnp.abs(t - v[3:])) / unit
         must_hold = held | ((length <= tol) & (_height(setting.layer, t) < 0))
         return jnp.concatenate([v[:3], t]), must_hold, jnp.where(must_hold == held, length, jnp.inf), count + 1
@@ -334,29 +332,15 @@ def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
 def _attach_offsets(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
     """Newton's steps have derivative zero in the offsets, so the tangent is that of one step."""
     v, setting = primals
-    change = derivative_along(lambda s: s.offsets(v[3:], s.channel(v)), (setting,), tangents[1:])
+    change = derivative_along(lambda s: s.offsets(v[3:], s.channel(v)[0]), (setting,), tangents[1:])
     return jnp.concatenate([jnp.zeros_like(v[:3]), change])
 
 
 def without_content(layer: WideLayer, nodes: WideNodes) -> tuple[Array, Array]:
     """Return signal and force of the channel at S = 0, with the best offsets; see `Averages`."""
-    no = jnp.asarray(False)
-    v, setting = _without_content(_Setting(layer, jnp.ones_like(layer.tau), nodes, no, no))
-    A = setting.channel(v)
+    v, setting = _without_content(_Setting.free(layer, jnp.ones_like(layer.tau), nodes))
+    A, _ = setting.channel(v)
     return A.signal, A.force
-
-
-def bisected_log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) -> Float[Array, ""]:
-    """Return the root x of ``fn(x, *args)``, which increases in x > 0, with its implicit derivatives."""
-    frozen = lax.stop_gradient(args)
-    log = bisected_root(lambda t: fn(jnp.exp(t), *frozen), *jnp.log(lax.stop_gradient(jnp.stack([low, high]))))
-
-    def rule(primals: tuple, tangents: tuple) -> Array:
-        x, *args = primals
-        change = derivative_along(lambda *args: fn(x, *args), tuple(args), tangents[1:])
-        return -change / jax.jvp(lambda x: fn(x, *args), (x,), (jnp.ones_like(x),))[1]
-
-    return with_tangent(rule)(lax.stop_gradient(jnp.exp(log)), *args)
 
 
 @program
@@ -373,28 +357,25 @@ def states(layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, start: F
 
 @precise
 def _state(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Array) -> WideState:
-    no = jnp.asarray(False)
-    zero, empty = _without_content(_Setting(layer, alpha, nodes, no, no))
-    _, M, N = empty.conjugates(empty.channel(zero))
+    free = _Setting.free(layer, alpha, nodes)
+    zero, empty = _without_content(free)
+    _, M, N = empty.conjugates(empty.channel(zero)[0])
     has_content = lax.stop_gradient(convolution(layer.teacher, M, N).top > layer.tau)
-
-    def content() -> tuple[Array, _Setting, Array]:
-        return _search(_Setting(layer, alpha, nodes, no, no), start)
-
-    v, setting, length = lax.cond(has_content, content, lambda: (zero, empty, jnp.zeros_like(alpha)))
-    return _report(setting, v, length)
+    none = zero, empty, jnp.zeros_like(alpha)
+    return _report(*lax.cond(has_content, lambda: _search(free, start), lambda: none))
 
 
-def _report(setting: _Setting, v: Float[Array, " k"], residual: Float[Array, ""]) -> WideState:
+def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]) -> WideState:
     """Return the state at the unknowns v; q = 0 is the layer without content."""
     layer, law = setting.layer, setting.layer.teacher
-    A = setting.channel(v)
+    A, _ = setting.channel(v)
     Lam, M, N = setting.conjugates(A)
     q, m, V, offset = v[0], v[1], v[2], v[3:]
-    P = setting.prior(M, N)
-    trace = jnp.where(q > 0, P.trace / Lam, 0.0)
     curve = convolution(law, M, N)
-    replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau)
+    place = curve.place(layer.tau)
+    P = prior(curve, layer.tau, curve.first_place(layer.tau, layer.kappa, setting.binds))
+    trace = jnp.where(q > 0, P.trace / Lam, 0.0)
+    replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
     energy = setting.alpha * A.train_loss + layer.tau * trace
     status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)

@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..base.arrays import AnyArray, Number
-from ..base.derivatives import bisected_root, derivative_along, with_tangent
+from ..base.derivatives import bisected_root, derivative_along, with_root, with_tangent
 from ..base.errors import as_array, require, require_positive
 from ..base.report import Description, Printed
 
-_SECTIONS = 64  # of an interval, in each of
-_ROUNDS = 10  # rounds of the search for a root
+_SECTIONS = 64  # parts into which a round of a search for a root divides the interval
+_ROUNDS = 10  # rounds of such a search
 _NEWTON = 40  # steps for s(u); they converge quadratically
 _SHRINK = 0.01  # least ratio of s after and before a step
 _NODES = 100  # of an interval between two edges, for at most `_FEW` islands; the integrals are then right to 1e-10
@@ -209,7 +209,7 @@ def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[
     middle, radius = (k + 1) * c, 2 * jnp.sqrt(k) * c
     x = z - (k - 1) * c
     root = jnp.sqrt(z - middle - radius) * jnp.sqrt(z - middle + radius)  # positive where z is large
-    # Of the two equal forms the one without cancellation.
+    # Two forms are equal; we take the one without cancellation.
     sum_, difference = x + root, x - root
     is_large = jnp.abs(sum_) >= jnp.abs(difference)
     safe = jnp.where(is_large, 1.0, 2 * c * z)
@@ -297,11 +297,8 @@ class Convolution(NamedTuple):
         Every interval is integrated by Gauss-Legendre nodes in the angle theta of
         u = low + (high - low) (1 - cos theta) / 2, which makes the square roots at the edges smooth.
         """
-        low, high, dtype = self.low, self.high, self.M.dtype
-        if start is not None:
-            low, high = (jnp.maximum(a, start) for a in (low, high))
-        if end is not None:
-            low, high = (jnp.minimum(a, end) for a in (low, high))
+        low, high = (jnp.clip(a, start, end) for a in (self.low, self.high))
+        dtype = self.M.dtype
         x, weights = np.polynomial.legendre.leggauss(_NODES if low.size <= _FEW else _NODES_OF_MANY)
         angle = jnp.asarray((x + 1) * np.pi / 2, dtype)
         width = (high - low)[:, None]
@@ -314,20 +311,31 @@ class Convolution(NamedTuple):
     def place(self, y: Float[Array, ""]) -> Float[Array, ""]:
         """Return u with y(u) = y, or the end of the spectrum on its side."""
 
-        def gap(u: Array, y: Array, curve: Convolution) -> tuple[Array, Array]:
-            value, slope = curve.eigenvalue(u)
-            return value - y, slope
+        def gap(u: Array, y: Array, curve: Convolution) -> Array:
+            return curve.eigenvalue(u)[0] - y
 
-        return _implicit(gap, _root, self.low[0], self.high[-1], y, self)
+        frozen = lax.stop_gradient((y, self))
+        u = _root(lambda u: gap(u, *frozen), self.low[0], self.high[-1])
+        return with_root(gap, u, y, self, slope=lambda u, y, curve: curve.eigenvalue(u)[1])
 
     def quantile(self, share: Float[Array, ""]) -> Float[Array, ""]:
         """Return u such that a share of the eigenvalues of Y lies above y(u)."""
 
-        def excess(u: Array, share: Array, curve: Convolution) -> tuple[Array, Array]:
-            density, _, slope = curve._at(u, _s(curve.law, u, curve.M, curve.N))
-            return share - jnp.sum(curve.nodes(u).weight), density * slope
+        def excess(u: Array, share: Array, curve: Convolution) -> Array:
+            return share - jnp.sum(curve.nodes(u).weight)
 
-        return _implicit(excess, bisected_root, self.low[0], self.high[-1], share, self)
+        def slope(u: Array, share: Array, curve: Convolution) -> Array:
+            density, _, slope = curve._at(u, _s(curve.law, u, curve.M, curve.N))
+            return density * slope
+
+        frozen = lax.stop_gradient((share, self))
+        u = bisected_root(lambda u: excess(u, *frozen), self.low[0], self.high[-1])
+        return with_root(excess, u, share, self, slope=slope)
+
+    def first_place(self, tau: Float[Array, ""], kappa: Float[Array, ""], binds: Bool[Array, ""]) -> Float[Array, ""]:
+        """Return the place u from which on eigenvalues count: that of tau, or a higher one if kappa bounds the rank."""
+        start = self.place(tau)
+        return lax.cond(binds, lambda: jnp.maximum(start, self.quantile(jnp.minimum(kappa, 1.0))), lambda: start)
 
 
 @jax.jit
@@ -352,7 +360,15 @@ def convolution(law: SpectrumLaw, M: Float[Array, ""], N: Float[Array, ""]) -> C
     is_edge = jnp.abs(edges - outer) > 0
     is_edge &= excess(outer) < 0
     outside = islands[-1, 1] + 2 * reach  # a place where all is finite, for what is no edge
-    edges = jnp.where(is_edge, _attach_edge(jnp.where(is_edge, edges, outside), law, M, N), outer)
+    edges = with_root(
+        lambda u, law, M, N: N * law.resolvent(u, jnp.zeros_like(M), M).F - 1,
+        jnp.where(is_edge, edges, outside),
+        law,
+        M,
+        N,
+        slope=lambda u, law, M, N: -2 * N * law.resolvent(u, jnp.zeros_like(M), M).B,
+    )
+    edges = jnp.where(is_edge, edges, outer)
     return Convolution(law, M, N, *jnp.split(edges, 2))
 
 
@@ -373,15 +389,6 @@ def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Array:
     return low + 0.5 * width
 
 
-@with_tangent
-def _attach_edge(primals: tuple, tangents: tuple) -> Float[Array, " K"]:
-    """The edges solve N F(u, 0) = 1."""
-    u, law, M, N = primals
-    zero = jnp.zeros((), u.dtype)
-    change = derivative_along(lambda law, M, N: N * law.resolvent(u, zero, M).F, (law, M, N), tangents[1:])
-    return change / (2 * N * law.resolvent(u, zero, M).B)
-
-
 @jax.jit
 def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
     """Return s(u), the root of F(u, s) = 1 / N; nearly zero outside the support of Y."""
@@ -393,33 +400,15 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
         return jnp.maximum(s - (1 / at.F - N_) * at.F**2 / at.A, _SHRINK * s)
 
     s = lax.fori_loop(0, _NEWTON, step, jnp.full_like(u_, N_))
-    return _attach_s(s, law, u, M, N)
-
-
-@with_tangent
-def _attach_s(primals: tuple, tangents: tuple) -> Float[Array, "*shape"]:
-    s, law, u, M, N = primals
-    change = derivative_along(lambda law, u, M, N: N * law.resolvent(u, s, M).F, (law, u, M, N), tangents[1:])
-    return change / (N * law.resolvent(u, s, M).A)
-
-
-def _implicit(
-    fn: Callable[..., tuple[Array, Array]], search: Callable[..., Array], low: Array, high: Array, *args: Any
-) -> Float[Array, ""]:
-    """Return the root u of a function that increases in u, with its implicit derivatives.
-
-    Args:
-        fn: ``fn(u, *args)`` returns the value and its derivative in u.
-    """
-    frozen = lax.stop_gradient(args)
-
-    def rule(primals: tuple, tangents: tuple) -> Array:
-        u, *args = primals
-        change = derivative_along(lambda *args: fn(u, *args)[0], tuple(args), tangents[1:])
-        return -change / fn(u, *args)[1]
-
-    u = search(lambda u: fn(u, *frozen)[0], *lax.stop_gradient((low, high)))
-    return with_tangent(rule)(lax.stop_gradient(u), *args)
+    return with_root(
+        lambda s, law, u, M, N: N * law.resolvent(u, s, M).F - 1,
+        s,
+        law,
+        u,
+        M,
+        N,
+        slope=lambda s, law, u, M, N: -N * law.resolvent(u, s, M).A,
+    )
 
 
 class Prior(NamedTuple):
@@ -456,9 +445,12 @@ def prior(curve: Convolution, tau: Float[Array, ""], start: Float[Array, ""]) ->
     return Prior(0.5 * mean(f**2), by_M, by_N, mean(f), mean(jnp.ones_like(f)))
 
 
-def stability(curve: Convolution, tau: Float[Array, ""]) -> Float[Array, ""]:
-    """Return 1/2 int int rho rho f[x, y]^2, the prior's factor of the replicon; f[x, y] is the divided difference."""
-    start = curve.place(tau)
+def stability(curve: Convolution, tau: Float[Array, ""], start: Float[Array, ""]) -> Float[Array, ""]:
+    """Return 1/2 int int rho rho f[x, y]^2, the prior's factor of the replicon; f[x, y] is the divided difference.
+
+    Args:
+        start: the place u of tau.
+    """
     above, below = curve.nodes(start), curve.nodes(end=start)
     f = jnp.maximum(above.y - tau, 0.0)
     # Both above: f[x, y] = 1. One below, which counts twice: f[x, y] = f(x) / (x - y).
