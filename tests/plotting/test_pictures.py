@@ -681,6 +681,13 @@ def best_values():
 BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
 
 # What every class with a picture draws, from a result made by hand, and the names of its panels.
+def wide_spectrum():
+    """The spectrum of a wide layer whose eigenvalues are zero in a quarter of the cases, with a bump above zero."""
+    values = np.linspace(0.0, 2.0, 5)
+    density = 0.375 * values * (2 - values) / 0.5
+    return Namespace(values=values, density=density, weight=np.full(5, 0.15), zeros=np.array(0.25), edge=values[-1])
+
+
 PICTURES = {
     "BayesPoint": (optimal_points, "overlap gen_error"),
     "Table of best values": (best_values, "best gen_error"),
@@ -696,6 +703,7 @@ PICTURES = {
     "Table over two axes or with the name of a number": (events, "number"),
     "Trajectory": (trajectory, "order loss"),
     "Quantity": (transition, "losses sensitivities"),
+    "WideSpectrum": (wide_spectrum, "density"),
     "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
     "finite.Training": (lambda: training_runs()["mine"], "train_loss gradient_norm"),
 }
