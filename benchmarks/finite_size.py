@@ -49,13 +49,13 @@ def theory(d: int, alpha: float, instances: int, branch: str, order: int, respon
         "alpha": alpha,
         "start": branch,
         "response": response,
-        "finished_by_lbfgs": int(result.finished.sum()),
-        "iterations": result.iterations.tolist(),
-        "largest_gradient": float(result.gradient_norm.max()),
+        "finished_by_lbfgs": int(result.values("finished").sum()),
+        "iterations": [cell.iterations for cell in result.cells],
+        "largest_gradient": float(np.nanmax(result.values("gradient_norm"))),
         **{
-            end: {"instances": int((result.branch == end).sum())}
+            end: {"instances": count}
             | {name: dict(zip(names, row, strict=True)) for name, row in result.difference(end).items()}
-            for end in np.unique(result.branch).tolist()
+            for end, count in result.groups.items()
         },
     }
 
@@ -109,7 +109,7 @@ def ends(d: int, alpha: float, instances: int, start: str, method: str, scale: f
     result = ta.run_instances(model, d, alpha, run, keys, nodes=nodes, normalise=True, **progress)
     print(result.summary(), file=sys.stderr)
     names = ("branch", "distance", "train_loss", "gen_error", "q", "V", "theta", "m", "gradient_norm")
-    for row, instance in zip(rows, result.to_dict()["instances"], strict=True):
+    for row, instance in zip(rows, (cell.to_dict() for cell in result.cells), strict=True):
         row.update({name: instance[name] for name in names if name in instance})
     return {"d": d, "alpha": alpha, "start": start, "method": method, "scale": scale, "ends": rows}
 

@@ -114,14 +114,15 @@ def main() -> None:
         cells = []
         for quantity in (*COLUMNS.values(), "m" if branch == "positional" else "theta"):
             mean, theory, gap, bar = gaps[quantity]
-            theory_bar = float(np.mean(getattr(result.theory_stderr, quantity)[result.branch == branch]))
+            theory_bar = float(np.mean(result.stderr(f"theory.{quantity}")[result.values("branch") == branch]))
             simulation_bar = max(bar**2 - theory_bar**2, 0.0) ** 0.5
             cells.append(f"{with_error(theory, theory_bar)}; {with_error(mean, simulation_bar)} ({gap / bar:+.1f})")
         state = f"{name}, $\\omega = {float(model.omega):g}$, {branch}, $\\alpha = {alpha:g}$"
+        print("|", " | ".join([state, f"{result.groups.get(branch, 0)} of {args.instances}", *cells]), "|", flush=True)
         print(
-            "|", " | ".join([state, f"{(result.branch == branch).sum()} of {args.instances}", *cells]), "|", flush=True
+            f"{name}: {result.groups}, largest gradient {np.nanmax(result.values('gradient_norm')):.1e}",
+            file=sys.stderr,
         )
-        print(f"{name}: {result.groups}, largest gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
 
 
 def train(model: ta.Model, branch: str, data: ta.Data, key: PRNGKeyArray) -> ta.results.Training:

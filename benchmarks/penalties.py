@@ -87,9 +87,9 @@ def main() -> None:
         run = partial(critical_point, model, branch)
         nodes = ta.Lines(15).rule(model) if model.shape[1] == 1 else ta.Sobol(2**15).rule(model)
         result = ta.run_instances(model, args.d, alpha, run, keys, nodes=nodes, normalise=True)
-        fraction = f"{(result.ok & (result.branch == branch)).sum()} of {args.instances}"
+        fraction = f"{(result.ok & (result.values('branch') == branch)).sum()} of {args.instances}"
         print_rows(name, fraction, {label: row for label, row in result.difference(branch).items() if row[1] != 0})
-        print(f"largest proximal gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
+        print(f"largest proximal gradient {np.nanmax(result.values('gradient_norm')):.1e}", file=sys.stderr)
     if args.case in (name := "elastic net, three heads"):
         three_heads(name, args.d, args.instances)
 
@@ -113,12 +113,15 @@ def three_heads(name: str, d: int, instances: int) -> None:
     mean, bars = (Compared.of(p.train_loss, p.gen_error, p.overlaps) for p in (state.mean, state.stderr))
     fraction = f"{result.ok.sum()} of {instances}"
     rows = {}
-    for quantity, samples in vars(result.simulation).items():
-        values, theory = samples[result.ok], float(getattr(mean, quantity))
+    for quantity in vars(mean):
+        values, theory = result.values(quantity)[result.ok], float(getattr(mean, quantity))
         bar = float(np.hypot(values.std(ddof=1) / len(values) ** 0.5, getattr(bars, quantity)))
         rows[quantity] = float(values.mean()), theory, float(values.mean()) - theory, bar
     print_rows(name, fraction, rows)
-    print(f"theory: {state.status_name}; largest proximal gradient {result.gradient_norm.max():.1e}", file=sys.stderr)
+    print(
+        f"theory: {state.status_name}; largest proximal gradient {np.nanmax(result.values('gradient_norm')):.1e}",
+        file=sys.stderr,
+    )
 
 
 def print_rows(name: str, fraction: str, rows: dict[str, tuple[float, ...]]) -> None:

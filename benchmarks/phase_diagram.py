@@ -106,15 +106,15 @@ def simulation(a: argparse.Namespace) -> None:
 
         def ends(
             branch: str, model: ta.Model = model, alpha: float = alpha, keys: Key[Array, " K"] = keys
-        ) -> ta.results.Instances:
+        ) -> ta.results.Table:
             def run(data: ta.Data, key: PRNGKeyArray) -> ta.results.Training:
                 return ta.train(model, data, branch, optimizer="lbfgs", key=key, steps=a.steps)
 
             return ta.run_instances(model, a.d, alpha, run, keys, theory=False, normalise=True)
 
         runs = {b: ends(b) for b in points}
-        counts = {b: int(np.sum(r.branch == b)) for b, r in runs.items()}
-        gap = np.asarray(runs["positional"].simulation.train_loss - runs["semantic"].simulation.train_loss)
+        counts = {b: r.groups.get(b, 0) for b, r in runs.items()}
+        gap = runs["positional"].values("train_loss") - runs["semantic"].values("train_loss")
         theory = float(points["positional"].train_loss - points["semantic"].train_loss)
         solved = all(bool(p.ok) for p in points.values())
         print(

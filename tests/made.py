@@ -77,15 +77,15 @@ def fixed_point(case=CASES[0], **numbers) -> ta.results.FixedPoint:
     return ta.results.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
 
 
-def instances(points=(), **columns) -> ta.results.Instances:
-    """`Instances` made of columns, the fields of its rows with an axis of instances."""
+def instances(points=(), **columns) -> Table:
+    """A table of instances made of columns, the fields of its cells with an axis of instances."""
     rows = []
     for row in unstacked(columns, len(columns["status"])):
         numbers = {name: a.item() if isinstance(a, np.generic) else a for name, a in row.items()}
         rows.append(Instance(**numbers, point=None))
     if points:
         rows = [dataclasses.replace(row, point=point) for row, point in zip(rows, points, strict=True)]
-    return ta.results.Instances(rows, bool(points))
+    return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 
 def transition(alpha=1.25, status=0, event="alpha_c", branches=()) -> Quantity:

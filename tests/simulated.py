@@ -76,7 +76,7 @@ def assert_agrees(model, d, alpha, branch, nodes, run=None, *, normalise=True, b
     run = run or (lambda data, key: trained(model, data, branch))
     keys = jax.random.split(jax.random.key(0), 8)
     result = ta.run_instances(model, d, alpha, run, keys, normalise=normalise, nodes=nodes)
-    assert np.all(result.ok) and set(result.branch.tolist()) == {branch}
+    assert np.all(result.ok) and result.groups == {branch: 8}
     for k, (_, theory, gap, bar) in result.difference(branch).items():
         if k not in but and theory != 0 and np.isfinite(gap):
             assert bar < bars * theory and abs(gap) < 3 * bar + slack * theory, k

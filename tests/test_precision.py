@@ -30,7 +30,7 @@ def model_and_data(kind="rank two", **options):
 
 
 def baseline(ridge):
-    return ta.linear_baseline(model_and_data("plain")[1], ridge=ridge).train_loss
+    return ta.linear_baseline(model_and_data("plain")[1], ridge=ridge).train_error
 
 
 def heldout(exact):

@@ -8,7 +8,7 @@ breaking          OneRSBPoint, OneRSBOverlaps
 optimal learner   BayesPoint
 dynamics          Trajectory, Student, Emergence, SmallStart, PopulationPoint, Landscape
 wide layers       WidePoint, WideSpectrum, WideOptimum, WideTraining
-finite size       GAMP, Training, Instances, LinearBaseline, Diagnosis
+finite size       GAMP, Training, Diagnosis
 """
 
 from .base.results import Average as Average
@@ -19,8 +19,6 @@ from .dynamics.population import PopulationPoint as PopulationPoint
 from .dynamics.sgd import Student as Student, Trajectory as Trajectory
 from .dynamics.small_start import SmallStart as SmallStart
 from .finite.diagnosis import Diagnosis as Diagnosis
-from .finite.evaluation import LinearBaseline as LinearBaseline
-from .finite.instances import Instances as Instances
 from .finite.message_passing import GAMP as GAMP
 from .finite.training import Training as Training
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps

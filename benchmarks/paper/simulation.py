@@ -78,7 +78,7 @@ def measured(
 
     keys = jax.random.split(jax.random.key(0), instances)
     result = ta.run_instances(model, d, alpha, run, keys, theory=False, normalise=True, sentences=SENTENCES)
-    values = np.array([np.asarray(getattr(result.simulation, name))[result.usable] for name in QUANTITIES])
+    values = np.array([result.values(name)[result.found] for name in QUANTITIES])
     count = values.shape[1]
     scatter = values.std(axis=1, ddof=1) if count > 1 else np.full(len(QUANTITIES), np.nan)
     mean = values.mean(axis=1) if count else np.full(len(QUANTITIES), np.nan)

@@ -13,7 +13,7 @@ from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.report import by_token, entries, rows_of, table, with_error
-from tiedattn_jax.finite.instances import NAMES, Compared
+from tiedattn_jax.finite.instances import NAMES, Compared, means_of
 from tiedattn_jax.phases.table import Table
 
 SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
@@ -253,7 +253,7 @@ def instances(**fields):
 
 
 def test_what_is_told_of_instances():
-    numbers = json.loads(json.dumps(instances().to_dict()))
+    numbers = json.loads(json.dumps(means_of(instances())))
     assert numbers["branch"] == "several" and numbers["q"] is None and numbers["stderr"]["q"] is None
     assert (numbers["status"], numbers["iterations"], numbers["gradient_norm"]) == ("nonfinite", 5, 1.0)
     assert numbers["rho"] == pytest.approx(0.3) and "theory" not in numbers
@@ -269,12 +269,12 @@ def test_what_is_told_of_instances():
     assert [report.get("theory", {}).get("alpha") for report in numbers["instances"]] == [2.0, None, 1.0, None]
     assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
     # Unsettled instances enter no mean.
-    report = instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])).to_dict()
+    report = means_of(instances(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])))
     assert (report["branch"], report["q"]) == ("semantic", 1.5) and report["theory"]["q"] == pytest.approx(CASES[0].q)
-    unsolved = instances(theory_status=np.full(4, 2)).to_dict()["groups"]["semantic"]
+    unsolved = means_of(instances(theory_status=np.full(4, 2)))["groups"]["semantic"]
     assert unsolved["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
-    assert "theory" not in instances(points=[]).to_dict()
-    assert instances(branch=np.full(4, "unsettled")).to_dict()["branch"] == "unsettled"
+    assert "theory" not in means_of(instances(points=[]))
+    assert means_of(instances(branch=np.full(4, "unsettled")))["branch"] == "unsettled"
     page = instances().summary()
     head, *others = page.splitlines()
     assert head == "4 instances: nonfinite, largest gradient 1.0e+00"
@@ -285,7 +285,7 @@ def test_what_is_told_of_instances():
     assert "theory" in semantic and "theory" not in neither
     rows = [line.split() for line in neither.splitlines()]
     assert ["q", "5", "5", "5"] in rows and ["distance,", "positional", "7", "7", "7"] in rows
-    assert repr(instances()).startswith("Instances(4 instances; nonfinite")
+    assert repr(instances()).startswith("Table(4 instances; nonfinite")
 
 
 def test_runs_on_data(model):
@@ -303,8 +303,11 @@ def test_runs_on_data(model):
     }  # fmt: skip
     mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
     assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
-    line = repr(ta.results.LinearBaseline(jnp.eye(2), jnp.array(0.1), mean))
-    assert line == "LinearBaseline(W=[[1, 0], [0, 1]], train_loss=0.1, gen_error=0.500(10))"
+    labels = data.raw_labels(model)
+    baseline = ta.linear_baseline(ta.Data.from_sentences(data.inputs(), labels, encodings=data.encodings))
+    assert repr(baseline) == f"Quantity(gen_error = {with_error(baseline.value, baseline.stderr)}; converged)"
+    assert "W            [[" in str(baseline) and "train_error" in str(baseline)
+    assert baseline.to_dict()["W"] == baseline.W.tolist()
 
 
 def test_models_rules_and_settings(model, lines):

@@ -54,9 +54,10 @@ def test_what_is_asked_for(capsys, monkeypatch):
         run("data", "key")
         calls["instances"] = d, alpha, keys, nodes.size
         states = calls.get("theory_status", np.zeros(3))
-        return SimpleNamespace(ok=np.ones(3, bool), theory_status=states, to_dict=lambda: {}, summary=lambda: "rows")
+        return SimpleNamespace(ok=np.ones(3, bool), values={"theory_status": states}.get, summary=lambda: "rows")
 
     monkeypatch.setattr(simulations, "run_instances", run_instances)
+    monkeypatch.setattr(simulations, "means_of", lambda instances: {})
     monkeypatch.setattr(simulations, "gamp", spy("gamp"))
     monkeypatch.setattr(simulations, "train", spy("train"))
     assert main("gamp --d 60 --alpha 3 --init positional --seed 5 --instances 2 --json".split()) == 0

@@ -10,7 +10,7 @@ from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
-from tiedattn_jax.finite.instances import Compared, distance
+from tiedattn_jax.finite.instances import Compared, distance, means_of
 from tiedattn_jax.model.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -34,7 +34,8 @@ def instances(model, lines):
 
 @pytest.mark.long
 def test_message_passing_agrees_with_theory(instances):
-    assert np.all(instances.ok) and np.all(instances.branch == "semantic") and np.max(instances.gradient_norm) <= 1e-10
+    assert np.all(instances.ok) and instances.groups == {"semantic": 8}
+    assert np.max(instances.values("gradient_norm")) <= 1e-10
     gaps = instances.difference("semantic")
     assert set(gaps) == set(NAMES)
     for name, (simulation, theory, gap, bar) in gaps.items():
@@ -45,21 +46,45 @@ def test_message_passing_agrees_with_theory(instances):
 
 
 def test_theory_is_that_of_the_realised_teacher(model, lines, instances):
-    realised = ta.DotProduct(teacher=4 * instances.rho[3])
+    realised = ta.DotProduct(teacher=4 * instances.values("rho")[3])
     point = ta.solve(realised, 2.0, "semantic", lines)
-    np.testing.assert_allclose(instances.theory.train_loss[3], point.train_loss, rtol=1e-6)
-    np.testing.assert_allclose(instances.theory.theta[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
-    assert instances.theory_stderr.q[3] > 0 and np.std(instances.theory.q) > 0.02 * np.mean(instances.theory.q)
+    losses, theory, q = (instances.values(name) for name in ("train_loss", "theory.train_loss", "theory.q"))
+    np.testing.assert_allclose(theory[3], point.train_loss, rtol=1e-6)
+    np.testing.assert_allclose(instances.values("theory.theta")[3], jnp.mean(point.overlaps.theta), rtol=1e-5)
+    assert instances.stderr("theory.q")[3] > 0 and np.std(q) > 0.02 * np.mean(q)
     # The realised teacher explains most of the scatter.
-    losses = instances.simulation.train_loss
-    assert np.std(losses - instances.theory.train_loss) < np.std(losses)
+    assert np.std(losses - theory) < np.std(losses)
 
 
 def test_table(instances):
     text = instances.summary()
     assert "semantic: 8 of 8 instances, 8 at a critical point" in text
-    losses = (f"{np.mean(x.train_loss):.6g}" for x in (instances.simulation, instances.theory))
+    losses = (f"{np.mean(instances.values(name)):.6g}" for name in ("train_loss", "theory.train_loss"))
     assert all(part in text for part in (*NAMES, *losses))
+
+
+def test_rows_files_and_columns():
+    """The rows say what the cells say; an unsettled instance keeps its row, with the reason, and has no values."""
+    numbers = np.array([0.5, 0.25, 1.0])
+    columns = {name: Compared(*[numbers + k] * 6) for k, name in enumerate(("simulation", "theory", "theory_stderr"))}
+    columns |= {"branch": np.array(["semantic", "neither", "unsettled"]), "distance": np.ones((3, 2)) * [2.0, 1.0]}
+    columns |= {"rho": numbers, "gradient_norm": numbers, "finished": numbers < 1, "iterations": np.arange(3)}
+    instances = made.instances(**columns, status=np.array([0, 2, 4]), theory_status=np.zeros(3, int))
+    first, _, last = instances.table()
+    expected = {"instance": 0.0, "branch": "semantic", "q": 0.5, "theory.q": 1.5, "theory.q_stderr": 2.5, "reason": ""}
+    expected |= {"distance.positional": 2.0, "distance.semantic": 1.0, "finished": True, "status": "converged"}
+    assert first.items() >= expected.items() and "q_stderr" not in first
+    assert last["branch"] == "unsettled" and last["q"] == 1.0
+    assert instances.failures == ("instance = 2: the run did not settle: nonfinite",)
+    assert instances.to_csv().splitlines()[1].startswith("0.0,semantic,0.5,")
+    assert instances.values("branch").tolist() == ["semantic", "neither", ""]
+    np.testing.assert_array_equal(instances.values("theory.V"), [1.5, 1.25, np.nan])
+    np.testing.assert_array_equal(instances.stderr("theory.V"), [2.5, 2.25, np.nan])
+    assert instances.stderr("V").tolist() == [0.0] * 3
+    event = made.events("alpha_c", "sigma", [0.4, 0.5], [1.0, 2.0], [0.1, 0.1])
+    for asked in (lambda: event.groups, lambda: event.difference("semantic")):
+        with pytest.raises(ta.InputError, match=r"table must be one of .*, got question='alpha_c'"):
+            asked()
 
 
 def test_differences_are_those_of_the_usable_instances():
@@ -81,12 +106,12 @@ def test_differences_are_those_of_the_usable_instances():
     scatter = float(error_bar(np.array([-0.5, -0.5, 1.0])))
     np.testing.assert_allclose(gaps["q"], [7 / 3, 7 / 3, 0, np.hypot(scatter, 0.3)], atol=1e-12)
     assert np.all(np.isnan(gaps["V"][:3]))
-    assert instances.ok.tolist() == [s == 0 for s in status] and instances.usable.tolist() == [s < 3 for s in status]
+    assert instances.ok.tolist() == [s == 0 for s in status] and instances.found.tolist() == [s < 3 for s in status]
     assert instances.groups == {"positional": 2, "semantic": 4, "unsettled": 2}
     # In a report the mean of the theory is over the instances for which it has a state; its status is the worst.
     losses = [1.0, 2.0, 6.0, None, None, 100.0, 3.0, 5.0]
     points = [None if a is None else made.fixed_point(train_loss=jnp.full(4, a)) for a in losses]
-    groups = made.instances(points, **columns).to_dict()["groups"]
+    groups = means_of(made.instances(points, **columns))["groups"]
     assert groups["semantic"]["theory"]["train_loss"] == 3 and groups["semantic"]["theory"]["status"] == "absent"
     assert groups["positional"]["theory"]["train_loss"] == 4 and groups["positional"]["theory"]["status"] == "converged"
 
@@ -110,15 +135,15 @@ def test_together_equal_one_by_one(model):
     options = {"theory": False, "progress": lambda done, total: progress.append((done, total))}
     separate, batched = (ta.run_instances(model, 60, 2.0, run, keys, batch=b, **options) for b in (1, 2))
     assert progress == [(0, 3), (1, 3), (2, 3), (3, 3), (0, 3), (2, 3), (3, 3)]
-    for a, b in zip(jax.tree.leaves(separate.simulation), jax.tree.leaves(batched.simulation), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9)
-    assert np.std(separate.simulation.train_loss) > 0 and not np.any(separate.ok)
-    assert np.all(np.isnan(separate.theory.q)) and np.all(np.isnan(separate.simulation.V))
-    assert np.std(separate.rho) > 0
+    for name in NAMES:
+        np.testing.assert_allclose(separate.values(name), batched.values(name), rtol=1e-9)
+    assert np.std(separate.values("train_loss")) > 0 and not np.any(separate.ok)
+    assert np.all(np.isnan(separate.values("theory.q"))) and np.all(np.isnan(separate.values("V")))
+    assert np.std(separate.values("rho")) > 0
     options = {"normalise": True, "theory": False}
     first, second = (ta.run_instances(model, 60, 2.0, run, keys[:1], sentences=n, **options) for n in (256, 512))
-    np.testing.assert_allclose(first.rho, 0.25, rtol=1e-12)
-    assert first.simulation.gen_error[0] != second.simulation.gen_error[0] and first.simulation.q == second.simulation.q
+    np.testing.assert_allclose(first.values("rho"), 0.25, rtol=1e-12)
+    assert first.values("gen_error") != second.values("gen_error") and first.values("q") == second.values("q")
 
 
 def test_message_passing_that_does_not_settle_is_finished(model):
@@ -130,7 +155,7 @@ def test_message_passing_that_does_not_settle_is_finished(model):
         return ta.run_instances(model, 60, 2.0, run, KEYS[:count], theory=False, sentences=256)
 
     result = numbers_of(unsettled, 2)
-    assert np.all(result.finished) and np.all(result.ok) and np.max(result.gradient_norm) <= 1e-10
+    assert np.all(result.values("finished")) and np.all(result.ok) and np.max(result.values("gradient_norm")) <= 1e-10
     assert "2 finished by L-BFGS" in result.summary() or "1 finished by L-BFGS" in result.summary()
 
     def settled(data, key):
@@ -138,15 +163,15 @@ def test_message_passing_that_does_not_settle_is_finished(model):
         end = ta.train(model, data, result.Q, optimizer="lbfgs", steps=1000, tol=1e-10)
         return eqx.tree_at(lambda f: f.Q, result, end.Q)
 
-    assert not numbers_of(settled).finished[0]
+    assert not numbers_of(settled).cells[0].finished
 
     def blown_up(data, key):
         result = ta.gamp(model, data, "semantic", tol=1e-10)
         return eqx.tree_at(lambda f: (f.Q, f.status), result, (1e150 + result.Q, jnp.array(int(ta.Status.nonfinite))))
 
     result = numbers_of(blown_up)
-    assert result.status.tolist() == [ta.Status.nonfinite] and not result.finished[0] and not result.usable[0]
-    assert np.isnan(result.simulation.V[0]) and result.branch.tolist() == ["unsettled"]
+    assert result.status.tolist() == [ta.Status.nonfinite] and not result.cells[0].finished and not result.found[0]
+    assert np.isnan(result.values("V")[0]) and result.groups == {"unsettled": 1}
 
 
 def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
@@ -163,8 +188,8 @@ def test_what_message_passing_stopped_at_is_no_state(model, monkeypatch):
     message_passing, training = (ta.run_instances(model, 60, 2.0, f, KEYS[:1], **options) for f in (stopped, short))
     assert message_passing.status[0] == training.status[0] == ta.Status.max_steps
     assert message_passing.groups == {"unsettled": 1} and training.groups == {"semantic": 1}
-    assert np.isnan(message_passing.simulation.V[0]) and not message_passing.usable[0] and training.usable[0]
-    assert message_passing.to_dict()["q"] is None
+    assert np.isnan(message_passing.values("V")[0]) and not message_passing.found[0] and training.found[0]
+    assert means_of(message_passing)["q"] is None
 
 
 def test_a_run_that_minimises_no_risk_is_refused(model):
@@ -226,16 +251,17 @@ def test_ends_are_named_for_what_they_are(model, monkeypatch):
 
     returned = []
     instances = ta.run_instances(model, 400, 2.0, run, KEYS, normalise=True, sentences=256)
-    assert instances.branch.tolist() == ["semantic", "neither", "positional", "unsettled"]
+    assert [cell.branch for cell in instances.cells] == ["semantic", "neither", "positional", "unsettled"]
     # The other branch is solved only where the first one is too far.
-    assert np.isnan(instances.distance).tolist() == [[True, False], [False, False], [False, True], [True, True]]
-    assert instances.distance[0, 1] < 0.01 and instances.distance[2, 0] < 0.01 and np.all(instances.distance[1] > 3)
-    assert [p and p.branch for p in instances.points] == ["semantic", None, "positional", None]
-    assert np.isnan(instances.theory.q).tolist() == [False, True, False, True]
+    distances = np.array([cell.distance for cell in instances.cells])
+    assert np.isnan(distances).tolist() == [[True, False], [False, False], [False, True], [True, True]]
+    assert distances[0, 1] < 0.01 and distances[2, 0] < 0.01 and np.all(distances[1] > 3)
+    assert [cell.point and cell.point.branch for cell in instances.cells] == ["semantic", None, "positional", None]
+    assert np.isnan(instances.values("theory.q")).tolist() == [False, True, False, True]
     np.testing.assert_allclose(instances.difference("positional")["train_loss"][:2], [positional[1]] * 2, rtol=1e-6)
     simulation, *theory = instances.difference("neither")["train_loss"]
     assert simulation == pytest.approx(float(halfway[1])) and np.all(np.isnan(theory))
-    assert instances.theory_status.tolist() == [0, 0, 0, int(ta.Status.absent)]
+    assert [cell.theory_status for cell in instances.cells] == [0, 0, 0, ta.Status.absent]
 
 
 @pytest.mark.parametrize(
@@ -257,4 +283,4 @@ def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semant
 
     monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
     instances = ta.run_instances(model, 60, 2.0, run, KEYS[:1], sentences=256)
-    assert instances.branch.tolist() == [name] and instances.theory_status.tolist() == [int(ta.Status[worst])]
+    assert instances.groups == {name: 1} and instances.cells[0].theory_status == ta.Status[worst]

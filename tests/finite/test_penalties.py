@@ -91,6 +91,6 @@ def test_theory():
     model = ta.DotProduct(lam=0.01, penalty=ta.L1(0.01))
     keys, options = jax.random.split(jax.random.key(0), 12), {"nodes": ta.Lines(5), "normalise": True}
     result = ta.run_instances(model, 800, 3.0, lambda data, key: gamp(model, data, "semantic"), keys, **options)
-    assert result.ok.all() and not result.finished.any()
+    assert result.ok.all() and not result.values("finished").any()
     for name, (_, theory, gap, bar) in result.difference("semantic").items():
         assert abs(gap) < 4 * bar + 0.01 * theory or theory == 0, name

@@ -110,7 +110,7 @@ def test_instances_are_independent(seed):
     model = ta.DotProduct()
     result = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256)
     assert_independent(*(a for instance in instances for a in instance))
-    assert len(set(result.rho.tolist())) == len(set(np.asarray(result.simulation.gen_error).tolist())) == 3
+    assert len(set(result.values("rho"))) == len(set(result.values("gen_error"))) == 3
 
 
 def rotation(seed):
@@ -175,8 +175,8 @@ def of_run(result):
 
 def of_instances(model, c):
     keys, run = jax.random.split(jax.random.key(3), 2), lambda data, key: ta.gamp(model, data, "semantic", steps=40)
-    x = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256).simulation
-    return [(x.train_loss, 2), (x.gen_error, 2), (x.q, 0), (x.theta, 0)]
+    x = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256).values
+    return [(x("train_loss"), 2), (x("gen_error"), 2), (x("q"), 0), (x("theta"), 0)]
 
 
 # Every function of sentences: its numbers, each with its power of the unit c of the inputs.
@@ -195,7 +195,7 @@ TWINS = {
     ],
     "linear baseline": lambda m, s, c: [
         (ta.linear_baseline(s, ridge=c**2).W, 0),
-        (ta.linear_baseline(s).gen_error.stderr, 2),
+        (ta.linear_baseline(s).stderr, 2),
     ],
     "diagnosis": lambda m, s, c: [(finding[:3], 0) for finding in vars(ta.diagnose(m, s)).values()],
     "instances": lambda m, s, c: of_instances(m, c),

@@ -195,7 +195,7 @@ def test_theory_on_matrices_agrees_with_training():
     model = ta.DotProduct(spectrum=law)
     options = {"normalise": False, "slack": 0.0, "but": ("V", "m")}
     result = assert_agrees(model, d, 2.0, "semantic", ta.Lines(5).rule(model), **options)
-    assert np.all(result.theory.m > 0.005)  # the drawn teacher overlaps with the encodings
+    assert np.all(result.values("theory.m") > 0.005)  # the drawn teacher overlaps with the encodings
 
 
 def test_a_law_with_another_teacher_is_that_of_its_matrices():

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
 from tiedattn_jax.dynamics.landscape import Landscape
+from tiedattn_jax.finite.instances import Compared
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.plotting.diagrams import (
     diagram_figure,
@@ -27,7 +28,6 @@ from tiedattn_jax.plotting.simulations import (
     attention_figure,
     emergence_figure,
     gamp_figure,
-    instances_figure,
     learning_figure,
     token_name,
     training_figure,
@@ -506,22 +506,23 @@ def test_message_passing():
     assert residual.lines[0].get_color() == COLOURS["semantic"]
 
 
-def drawn_instances():
-    names = ("train_loss", "gen_error", "q", "theta", "m")
-    numbers = lambda *values: Namespace(**{name: np.array(values) for name in names})  # noqa: E731
-    return Namespace(
-        simulation=numbers(1.0, 2.0, 3.0, 99.0, 98.0),
-        theory=numbers(1.1, 2.1, 3.1, np.nan, np.nan),
-        theory_stderr=numbers(0.1, np.inf, 0.1, np.nan, np.nan),
-        branch=np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),
-        ok=np.array([True, False, True, False, True]),
-        usable=np.array([True, True, True, False, True]),
-    )
+def drawn_instances(**columns):
+    numbers = lambda *values: Compared(*[np.array(values)] * 6)  # noqa: E731
+    zeros = np.zeros(5)
+    defaults = {
+        "simulation": numbers(1.0, 2.0, 3.0, 99.0, 98.0),
+        "theory": numbers(1.1, 2.1, 3.1, np.nan, np.nan),
+        "theory_stderr": numbers(0.1, np.inf, 0.1, np.nan, np.nan),
+        "branch": np.array(["semantic", "semantic", "positional", "unsettled", "neither"]),
+        "status": np.array([0, 2, 0, 3, 0]),
+        **{"distance": np.zeros((5, 2)), "rho": zeros, "gradient_norm": zeros, "finished": zeros.astype(bool)},
+        **{"iterations": zeros.astype(int), "theory_status": zeros.astype(int)},
+    }
+    return made.instances(**{**defaults, **columns})
 
 
 def test_instances():
-    instances = drawn_instances()
-    figure = instances_figure(instances)
+    figure = drawn_instances().plot()
     assert legend_texts(figure) == ["positional", "semantic", "semantic, out of steps"]
     axis = figure.axes[0]
     positional, semantic, hollow = axis.containers
@@ -531,8 +532,9 @@ def test_instances():
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])
     np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
     assert axis.get_xlim()[1] < 4
-    instances.branch = np.full(5, "neither")
-    assert not instances_figure(instances).axes[0].containers
+    assert not drawn_instances(branch=np.full(5, "neither")).plot().axes[0].containers
+    (line,) = drawn_instances().plot("theory.q").axes[0].lines[:1]
+    np.testing.assert_array_equal(line.get_xydata()[:2], [[0, 1.1], [1, 2.1]])
 
 
 def trajectory():
@@ -680,6 +682,7 @@ def best_values():
 
 BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
 
+
 # What every class with a picture draws, from a result made by hand, and the names of its panels.
 def wide_spectrum():
     """The spectrum of a wide layer whose eigenvalues are zero in a quarter of the cases, with a bump above zero."""
@@ -696,7 +699,7 @@ PICTURES = {
     "Table of an event": (lambda: BOUNDARY, "alpha"),
     "GAMP": (message_passing, "q theta m residual"),
     "Table of landscapes": (landscapes, "label"),
-    "Instances": (drawn_instances, "train_loss gen_error q theta m"),
+    "Table of instances": (drawn_instances, "train_loss gen_error q theta m"),
     "PhaseDiagram": (diagram, "train_loss gen_error"),
     "Table of states": (lambda: curve("semantic"), "order train_loss gen_error"),
     "StateEvolution": (message_passing, "q theta m residual"),

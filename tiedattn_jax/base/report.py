@@ -249,6 +249,12 @@ def table(rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
+def figure_of(name: str) -> Callable[..., Any]:
+    """Return a function of `tiedattn_jax.plotting` by its name, such as "theory.branch_figure"."""
+    module, function = name.split(".")
+    return getattr(importlib.import_module(f"tiedattn_jax.plotting.{module}"), function)
+
+
 def picture(figure: str, contents: str, *panels: str, many: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
     """Return a method `plot` that draws a result.
 
@@ -261,9 +267,7 @@ def picture(figure: str, contents: str, *panels: str, many: Callable[[Any], Any]
     """
 
     def plot(self: Any, *, ax: Any = None, **options: Any) -> Any:
-        module, name = figure.split(".")
-        draw = getattr(importlib.import_module(f"tiedattn_jax.plotting.{module}"), name)
-        return draw(self if many is None else many(self), ax=ax, **options)
+        return figure_of(figure)(self if many is None else many(self), ax=ax, **options)
 
     axes = f": one for each of the panels {', '.join(panels)}, or a dict of some of them" if panels else ""
     plot.__doc__ = f"""Plot {contents}; see `plotting.{figure}`.

@@ -19,7 +19,7 @@ from ..base.report import table
 from ..base.results import Status
 from ..counting.training import counted, mean_and_std, spread
 from ..finite.data import Data
-from ..finite.instances import run_instances
+from ..finite.instances import means_of, run_instances
 from ..finite.message_passing import GAMP, gamp
 from ..finite.training import OPTIMIZERS, Training, default_optimizer, train
 from ..model.parameters import scalar_parameters
@@ -76,8 +76,8 @@ def run_simulation(args: argparse.Namespace) -> Report:
     with progress_bars(args, "instance", delay=1) as stage:
         instances = run_instances(model, args.d, args.alpha, run_one, keys, nodes=nodes, progress=stage(method))
     text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{instances.summary()}"
-    numbers = {"d": args.d, "alpha": args.alpha, **scalar_parameters(model), **instances.to_dict()}
-    succeeded = bool(np.all(instances.ok) & np.all(instances.theory_status <= Status.stalled))
+    numbers = {"d": args.d, "alpha": args.alpha, **scalar_parameters(model), **means_of(instances)}
+    succeeded = bool(np.all(instances.ok) & np.all(instances.values("theory_status") <= Status.stalled))
     return Report(numbers, text, {}, succeeded, nodes)
 
 

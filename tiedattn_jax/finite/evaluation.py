@@ -31,11 +31,12 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.nodewise import nodewise
-from ..base.report import Description, Printed, by_token, entries, rows_of
+from ..base.report import Description, by_token, rows_of
 from ..base.results import Average, Result, Status
 from ..model.checks import check_provides
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Overlaps
+from ..theory.quantities import Quantity
 from .data import Data, Labels, Population, Sample
 from .diagnosis import check_estimate
 from .products import covariances, power_of_two, student_fields
@@ -239,40 +240,18 @@ def loss_unit(model: Model, data: Sample, exact: bool = False) -> Float[Array, "
     return power_of_two(jnp.mean(jnp.abs(sentence_losses(model, data, zero, exact))) / _STANDARD_LOSS)
 
 
-class LinearBaseline(Printed):
-    """The best linear attention ``f(x) = W (x + p)`` on the data, eqs. (17)-(18).
+def linear_baseline(data: Data, *, ridge: Number = 0.0, test: Data | None = None) -> Quantity:
+    """Fit linear attention ``f(x) = W (x + p)`` to the exact labels, eqs. (17)-(18), and return its test error.
 
-    Its attention matrix W is the same for all sentences. It is not the value matrix W of `with_value`.
+    The test error `gen_error` is the mean of ``||y - f||_F^2 / (2 d)`` over sentences that W has not seen: those of
+    `test`, or the data themselves by cross-validation in at most eight folds. Further numbers of the result:
 
-    Attributes:
-        W: attention matrix, the minimiser of ``sum ||y - W (x + p)||_F^2 / (2 d) + ridge / 2 ||W||_F^2``.
-        train_loss: mean of ``||y - f||_F^2 / (2 d)`` over the sentences of the data, without the ridge.
-        gen_error: the same mean over sentences that W has not seen: those of `test`, or the data themselves by
-            cross-validation in at most eight folds.
-    """
+        W            attention matrix (L, L), the same for all sentences: the minimiser of the sum of
+                     ``||y - W (x + p)||_F^2 / (2 d)`` over the data, plus ``ridge / 2 ||W||_F^2``
+        train_error  the same mean as `gen_error` over the sentences of the data
 
-    W: Float[Array, "L L"]
-    train_loss: Float[Array, ""]
-    gen_error: Average
-
-    def describe(self) -> Description:
-        rows = [
-            ("W", entries(self.W), "attention matrix, the same for all sentences"),
-            (
-                "train_loss",
-                entries(self.train_loss),
-                "mean over the sentences; alpha times this is a training loss / d",
-            ),
-            ("gen_error", str(self.gen_error), "test error, on other sentences"),
-        ]
-        return Description("", numbers=rows)
-
-
-def linear_baseline(data: Data, *, ridge: Number = 0.0, test: Data | None = None) -> LinearBaseline:
-    """Fit linear attention to the exact labels.
-
-    For large d its W tends to E T(Y), the mean of the model's `target` over the teacher's fields, and its error to that
-    of Result 5.1, `FixedPoint.gen_error_linear`.
+    For large d W tends to E T(Y), the mean of the model's `target` over the teacher's fields, and the test error to
+    that of Result 5.1, `FixedPoint.gen_error_linear`. The status is `singular` if the sentences do not determine W.
 
     Args:
         data: sentences with labels; at least two unless `test` is given.
@@ -304,7 +283,7 @@ def linear_baseline(data: Data, *, ridge: Number = 0.0, test: Data | None = None
 
 @eqx.filter_jit
 @precise
-def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) -> LinearBaseline:
+def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) -> Quantity:
     """Solve the normal equations ``W (sum gram + ridge) = sum cross`` of `linear_baseline`, and test the solution."""
     n = labels.energy.shape[0]
 
@@ -327,7 +306,12 @@ def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) ->
         fold = jnp.arange(n) % folds
         fold_errors = lax.map(lambda k: errors(fit((fold != k).astype(ridge.dtype)), labels), jnp.arange(folds))
         losses = fold_errors[fold, jnp.arange(n)]
-    return LinearBaseline(W, jnp.mean(errors(W, labels)), _average(jnp.sum(losses), jnp.sum(losses**2), losses.size))
+    error = _average(jnp.sum(losses), jnp.sum(losses**2), losses.size)
+    value, bar = map(jnp.asarray, (error.value, error.stderr))
+    status = jnp.where(jnp.isfinite(value), Status.converged, Status.singular)
+    further = {"train_error": jnp.mean(errors(W, labels)), "W": W}
+    name, meaning = "gen_error", "test error of the best linear attention"
+    return Quantity(value, bar, status, further=further, name=name, meaning=meaning)
 
 
 def heldout_error(

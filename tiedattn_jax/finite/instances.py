@@ -31,11 +31,12 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.report import Description, Row, picture
-from ..base.results import Average, Result, Status, error_bar
+from ..base.results import Average, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
+from ..phases.questions import INSTANCES
+from ..phases.table import Table
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
 from .data import Data
@@ -115,7 +116,7 @@ def _compared(point: FixedPoint) -> tuple[Compared, Compared]:
 
 
 class Instance(eqx.Module):
-    """One run, with the theory at the teacher that was drawn for it: a row of `Instances`.
+    """One run, with the theory at the teacher that was drawn for it: a cell of the table of `run_instances`.
 
     Attributes:
         simulation: quantities of the run. V is NaN after training, and after message passing without convergence.
@@ -151,9 +152,9 @@ class Instance(eqx.Module):
     point: FixedPoint | None
 
     @property
-    def usable(self) -> bool:
-        """Whether the run counts in means: all but the unsettled do. Training may have run out of steps."""
-        return self.branch != UNSETTLED
+    def reason(self) -> str:
+        """Why the run counts in no mean; empty if it does. Training may have run out of steps."""
+        return f"the run did not settle: {Status.name_of(self.status)}" if self.branch == UNSETTLED else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the quantities of the run and its theory, as JSON."""
@@ -167,123 +168,35 @@ class Instance(eqx.Module):
         }
 
 
-_COLUMNS = {field.name for field in fields(Instance)} - {"point"} | {"usable"}
+def means_of(instances: Table) -> dict[str, Any]:
+    """Return means over the instances that settled with `stderr`, the mean of the theory, and every instance, as JSON.
 
-
-class Instances(Result):
-    """A table of instances, one row for each key. Fields of an `Instance`, and `usable`, are also columns (K, ...).
-
-    Attributes:
-        rows: the instances.
-        with_theory: whether the theory was solved.
+    The means are null if the instances ended in different branches. `groups` has the number of instances in each branch
+    and their means. Means of the theory are over the instances for which it has a state; its status is the worst of
+    them.
     """
-
-    rows: list[Instance]
-    with_theory: bool
-
-    USABLE = Status.converged  # at a critical point of its risk
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a column: an array (K, ...), or a tree of such arrays."""
-        if name not in _COLUMNS:
-            raise AttributeError(f"Instances has no {name!r}", name=name, obj=self)
-        return jax.tree.map(lambda *a: np.array(a), *(getattr(row, name) for row in self.rows))
-
-    @property
-    def points(self) -> list[FixedPoint | None]:
-        """The fixed points behind `theory`, None where there is none; empty if the theory was not solved."""
-        return [row.point for row in self.rows] if self.with_theory else []
-
-    @property
-    def groups(self) -> dict[str, int]:
-        """Number of instances by the branch that they ended in."""
-        return {name: len(self._of(name)) for name in sorted({row.branch for row in self.rows})}
-
-    def _of(self, branch: str) -> list[Instance]:
-        return [row for row in self.rows if row.branch == branch]
-
-    def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
-        """Return simulation, theory, their difference and its error bar for every quantity, by name.
-
-        All are means over the instances that ended in this branch and for which the theory has a state there. The error
-        bar combines that of the mean difference over the instances with that of the theory.
-        """
-        solved = [row for row in self._of(branch) if row.theory_status <= Status.stalled]
-        differences = {}
-        for name in NAMES:
-            columns = [[getattr(n, name) for n in (row.simulation, row.theory, row.theory_stderr)] for row in solved]
-            values = np.reshape(np.array(columns, float), (-1, 3)).T
-            values = values[:, np.isfinite(values[0])]
-            scatter = error_bar(values[0] - values[1]) if values.shape[1] > 1 else np.nan
-            simulation, theory, bar = np.mean(values, 1) if values.size else [np.nan] * 3  # all share the nodes
-            differences[name] = tuple(map(float, (simulation, theory, simulation - theory, np.hypot(scatter, bar))))
-        return differences
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return means over the usable instances with `stderr`, the mean of the theory, and every instance, as JSON.
-
-        The means are null if the instances ended in different branches. `groups` has the number of instances in each
-        branch and their means. Means of the theory are over the instances for which it has a state; its status is the
-        worst of them.
-        """
-        means = {name: _means(self._of(name)) for name in self.groups}
-        branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
-        blank = dict.fromkeys(NAMES)
-        return {
-            "branch": branches[0] if len(branches) == 1 else "several",
-            **(means[branches[0]] if len(branches) == 1 else {**blank, "stderr": blank}),
-            "gradient_norm": float(self.gradient_norm.max()),
-            "iterations": int(self.iterations.max()),
-            "rho": float(np.mean(self.rho)),
-            "status": Status.name_of(self.status.max()),
-            "groups": {name: {"instances": count, **means[name]} for name, count in self.groups.items()},
-            "instances": [row.to_dict() for row in self.rows],
-        }
-
-    plot = picture(
-        "simulations.instances_figure", "every instance against the theory", "train_loss", "gen_error", "q", "theta",
-        "m",
-    )  # fmt: skip
-
-    def describe(self) -> Description:
-        tables = []
-        for branch, count in self.groups.items():
-            on_branch = self.branch == branch
-            head = f"{branch}: {count} of {len(self.rows)} instances, {(on_branch & self.ok).sum()} at a critical point"
-            head += f" ({(on_branch & self.finished).sum()} finished by L-BFGS)"
-            has_theory = self.with_theory and branch != NEITHER
-            tables.append((head, self._beside_theory(branch) if has_theory else self._alone(branch)))
-        status = f"{Status.name_of(self.status.max())}, largest gradient {self.gradient_norm.max():.1e}"
-        return Description(f"{len(self.rows)} instances", status, tables=tables)
-
-    def _beside_theory(self, branch: str) -> list[Row]:
-        rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
-        for name, (simulation, theory, gap, bar) in self.difference(branch).items():
-            if np.isfinite(simulation):
-                # An order parameter that vanishes for large d is not zero at finite d, so no deviation is shown.
-                sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
-                rows.append((name, f"{simulation:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
-        return rows if len(rows) > 1 else []
-
-    def _alone(self, branch: str) -> list[Row]:
-        """Return rows with the quantities of the instances without theory, and their distance to either branch."""
-        rows: list[Row] = [("", "simulation", "lowest", "highest")]
-        columns = {name: getattr(self.simulation, name) for name in NAMES}
-        columns |= {f"distance, {name}": distances for name, distances in zip(PAIR, self.distance.T, strict=True)}
-        for name, values in columns.items():
-            known = values[self.usable & (self.branch == branch) & ~np.isnan(values)]
-            if known.size:
-                digits = ".2g" if name.startswith("distance") else ".6g"
-                rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
-        return rows
+    cells = instances.cells
+    means = {name: _means([cell for cell in cells if cell.branch == name]) for name in instances.groups}
+    branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
+    blank = dict.fromkeys(NAMES)
+    return {
+        "branch": branches[0] if len(branches) == 1 else "several",
+        **(means[branches[0]] if len(branches) == 1 else {**blank, "stderr": blank}),
+        "gradient_norm": max(cell.gradient_norm for cell in cells),
+        "iterations": max(cell.iterations for cell in cells),
+        "rho": float(np.mean([cell.rho for cell in cells])),
+        "status": Status.name_of(instances.status.max()),
+        "groups": {name: {"instances": count, **means[name]} for name, count in instances.groups.items()},
+        "instances": [cell.to_dict() for cell in cells],
+    }
 
 
-def _means(rows: list[Instance]) -> dict[str, Any]:
-    """Return means and error bars over the usable instances of a group, and the mean of their theory."""
-    numbers = {name: np.array([getattr(row.simulation, name) for row in rows if row.usable]) for name in NAMES}
-    solved = [row for row in rows if row.theory_status <= Status.stalled]
-    theory = [row.point.to_dict() for row in solved or rows if row.point]
-    worst = Status.name_of(max(row.theory_status for row in rows))
+def _means(cells: list[Instance]) -> dict[str, Any]:
+    """Return means and error bars over the instances of a group that settled, and the mean of their theory."""
+    numbers = {name: np.array([getattr(cell.simulation, name) for cell in cells if not cell.reason]) for name in NAMES}
+    solved = [cell for cell in cells if cell.theory_status <= Status.stalled]
+    theory = [cell.point.to_dict() for cell in solved or cells if cell.point]
+    worst = Status.name_of(max(cell.theory_status for cell in cells))
     return {
         **{name: float(np.mean(a)) if a.size else None for name, a in numbers.items()},
         "stderr": {name: float(error_bar(a)) if a.size > 1 else None for name, a in numbers.items()},
@@ -312,7 +225,7 @@ def run_instances(
     sentences: int = 50_000,
     batch: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Instances:
+) -> Table:
     """Draw instances, run message passing or training on each, and solve the theory for each.
 
     The theory is solved anew at the realised rho of every instance, not corrected to it to first order. Its accuracy is
@@ -320,6 +233,9 @@ def run_instances(
     branch if the instance is not on the first. An instance that is on neither branch is compared with no theory. If a
     law of matrices lets the teacher overlap with the encodings, the state of a branch is solved again with theta and m
     both free.
+
+    The table has a row for each instance: its numbers, the branch that it ended in, and those of its theory, such as
+    "q" and "theory.q". Its `difference` compares the means of both.
 
     Args:
         model: attention layer and data, with a method `with_teacher`, see `tiedattn_jax.finite.sampling.realised`.
@@ -367,7 +283,7 @@ def run_instances(
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
             rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
         progress(min(k + batch, len(keys)), len(keys))
-    return Instances(rows, theory)
+    return Table(INSTANCES, ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 
 def _outcome(

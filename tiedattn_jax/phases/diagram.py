@@ -22,8 +22,8 @@ from ..model.overlaps import PAIR
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint, State
 from .events import ALPHA_L, as_event, baseline_branch
-from .questions import numbers_of_states
-from .table import ORDER_AXES, Missing, Table, dataset, entries_by_name
+from .questions import ORDER_AXES, dataset, entries_by_name, numbers_of_states
+from .table import Missing, Table
 
 _Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
@@ -13,17 +14,20 @@ from scipy.interpolate import CubicHermiteSpline
 
 from ..base.arrays import spread_to
 from ..base.errors import InputError, require
-from ..base.report import Row
+from ..base.report import Description, Row
+from ..base.results import Status, error_bar
 from ..dynamics.landscape import words_of
-from ..model.overlaps import BRANCHES
+from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint
 
 BEST = "best "  # begins the question for the best value of a number
 LANDSCAPE = "landscape"
+INSTANCES = "instances"  # the cells are runs on data, see `finite.instances.Instance`
 # Numbers of a state that mean something where there is none.
 _ALWAYS = "residual", "gen_error_linear"
-FIGURES = "table_figure", "map_figure"  # pictures of any number along one axis and over two
+# Functions of `plotting`: pictures of any number along one axis and over two.
+FIGURES = "theory.table_figure", "diagrams.map_figure"
 # Meaning of the points where the curves of two events intersect.
 INTERSECTIONS = {
     frozenset(("alpha_c", "semantic baseline")): "from here on attention beats the linear baseline at alpha_c",
@@ -32,6 +36,13 @@ INTERSECTIONS = {
     frozenset(("alpha_c", "positional instability")): "the positional state is stable only where it is global",
     frozenset(("semantic instability", "positional instability")): "end of the bistable region",
     frozenset(("semantic pitchfork", "positional pitchfork")): "the uninformed state turns unstable to both at once",
+}
+# Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
+ORDER_AXES = {
+    "q": ("token", "column", "other_column"),
+    "V": ("token", "column", "other_column"),
+    "theta": ("token", "column", "teacher_column"),
+    "m": ("token", "column"),
 }
 Column = tuple[Any, Any]  # a number with its error bar, or a label with None
 
@@ -43,10 +54,12 @@ class Question(NamedTuple):
         main: number that is read, printed and drawn unless another one is named.
         read: function of a cell and the question that returns the columns of the cell by name.
         has_result: function of a cell that says whether it has what was asked for.
-        figures: pictures of a table: a function of `plotting.theory` along one axis, of `plotting.diagrams` over two.
+        figures: pictures of a table along one axis and over two, functions of `plotting`.
         shown: columns that are printed; all if there are none.
         headline: function of a table that returns the question in words.
         summary: function of a table over two axes that returns what is printed in place of its main number.
+        page: function of a table that returns all that is printed, in place of the common page.
+        usable: the last `Status` of a result that can be used.
     """
 
     main: str
@@ -56,6 +69,8 @@ class Question(NamedTuple):
     shown: tuple[str, ...] = ()
     headline: Callable[[Any], str] = lambda table: str(table.question)
     summary: Callable[[Any], list[Row]] | None = None
+    page: Callable[[Any], Description] | None = None
+    usable: Status = Status.stalled
 
 
 def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]]:
@@ -70,6 +85,44 @@ def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "
         return values if name in _ALWAYS else np.where(spread_to(missing, values), np.nan, values)
 
     return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
+
+
+def entries_by_name(name: str, values: Any) -> dict[str, Any]:
+    """Return the entries of an order parameter by name, or the one number that it has."""
+    flat = np.ravel(values)
+    return {name + (f"_{n}" if flat.size > 1 else ""): value for n, value in enumerate(flat)}
+
+
+def dataset(
+    coordinates: Mapping[str, Any],
+    numbers: Mapping[str, tuple[Any, ...]],
+    labels: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> Any:
+    """Return an xarray dataset of means, error bars (suffix _stderr) and labels; needs the extra `xarray`.
+
+    The attributes of `status` explain its integers as the CF conventions prescribe.
+
+    Args:
+        coordinates: values of the axes that all numbers have, by name; those of order parameters follow.
+        numbers: means and error bars by name.
+        labels: what has no error bar, over all coordinates, or as (dimensions, values).
+        attrs: what JSON can hold.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from error
+
+    dims, data = tuple(coordinates), dict[str, Any]()
+    for name, (means, bars) in numbers.items():
+        axes = dims + ORDER_AXES.get(name, ())
+        data |= {name: (axes, means), f"{name}_stderr": (axes, bars)}
+    flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
+    for name, values in labels.items():
+        label_dims, array = values if isinstance(values, tuple) else (dims, values)
+        data[name] = (label_dims, array, flags if name == "status" else {})
+    return xarray.Dataset(data, dict(coordinates), {name: json.dumps(value) for name, value in attrs.items()})
 
 
 def _state(cell: FixedPoint, branch: str | None) -> dict[str, Column]:
@@ -165,11 +218,77 @@ def _count_labels(table: Any) -> list[Row]:
     return [(str(k), str(count), words_of(int(k))) for k, count in zip(labels, counts, strict=True)]
 
 
+# Instances: runs on data, each beside its theory
+
+
+def _run(cell: Any, question: str | None) -> dict[str, Column]:
+    measured = {name: (float(a), None) for name, a in vars(cell.simulation).items()}
+    bars = vars(cell.theory_stderr)
+    theory = {f"theory.{name}": (float(a), float(bars[name])) for name, a in vars(cell.theory).items()}
+    distances = {f"distance.{name}": (float(a), None) for name, a in zip(PAIR, cell.distance, strict=True)}
+    labels = {name: (getattr(cell, name), None) for name in ("rho", "gradient_norm", "iterations", "finished")}
+    return {"branch": (cell.branch, None), **measured, **theory, **distances, **labels}
+
+
+def differences_of(table: Any, branch: str) -> dict[str, tuple[float, ...]]:
+    """Return the rows of `Table.difference`."""
+    solved = [c for c in table.cells if c.branch == branch and c.theory_status <= Status.stalled]
+    differences = {}
+    for name in vars(table.cells[0].simulation):
+        columns = [[getattr(n, name) for n in (cell.simulation, cell.theory, cell.theory_stderr)] for cell in solved]
+        values = np.reshape(np.array(columns, float), (-1, 3)).T
+        values = values[:, np.isfinite(values[0])]
+        scatter = error_bar(values[0] - values[1]) if values.shape[1] > 1 else np.nan
+        simulation, theory, bar = np.mean(values, 1) if values.size else [np.nan] * 3  # all share the nodes
+        differences[name] = tuple(map(float, (simulation, theory, simulation - theory, np.hypot(scatter, bar))))
+    return differences
+
+
+def _page_of_instances(table: Any) -> Description:
+    tables = []
+    for branch, count in table.groups.items():
+        cells = [cell for cell in table.cells if cell.branch == branch]
+        critical, finished = sum(cell.status == Status.converged for cell in cells), sum(c.finished for c in cells)
+        head = f"{branch}: {count} of {len(table.cells)} instances, {critical} at a critical point"
+        has_theory = any(cell.point for cell in cells)
+        rows = _beside_theory(table.difference(branch)) if has_theory else _alone([c for c in cells if not c.reason])
+        tables.append((f"{head} ({finished} finished by L-BFGS)", rows if len(rows) > 1 else []))
+    gradient = max(cell.gradient_norm for cell in table.cells)
+    status = f"{Status.name_of(table.status.max())}, largest gradient {gradient:.1e}"
+    return Description(f"{len(table.cells)} instances", status, tables=tables)
+
+
+def _beside_theory(differences: dict[str, tuple[float, ...]]) -> list[Row]:
+    rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
+    for name, (simulation, theory, gap, bar) in differences.items():
+        if np.isfinite(simulation):
+            # An order parameter that vanishes for large d is not zero at finite d, so no deviation is shown.
+            sigmas = f"{gap / bar:+.1f}" if np.isfinite(bar) and theory != 0 else ""
+            rows.append((name, f"{simulation:.6g}", f"{theory:.6g}", f"{gap:+.2g}", f"{bar:.2g}", sigmas))
+    return rows
+
+
+def _alone(cells: list[Any]) -> list[Row]:
+    """Return rows with the quantities of instances without theory, and their distance to either branch."""
+    rows: list[Row] = [("", "simulation", "lowest", "highest")]
+    columns = {
+        name: [getattr(cell.simulation, name) for cell in cells]
+        for name in (vars(cells[0].simulation) if cells else ())
+    }
+    columns |= {f"distance, {name}": [cell.distance[k] for cell in cells] for k, name in enumerate(PAIR)}
+    for name, column in columns.items():
+        known = np.array(column, float)
+        if (known := known[~np.isnan(known)]).size:
+            digits = ".2g" if name.startswith("distance") else ".6g"
+            rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
+    return rows
+
+
 _STATES = Question(
     "train_loss",
     _state,
     lambda cell: bool(cell.exists),
-    ("branch_figure", "map_figure"),
+    ("theory.branch_figure", FIGURES[1]),
     ("branch", "q", "V", "theta", "m", "train_loss", "gen_error", "replicon", "jump_mass"),
     _branches,
 )
@@ -177,15 +296,23 @@ _EVENT = Question(
     "alpha",
     lambda cell, event: {str(event): (float(cell.alpha), float(cell.stderr))},
     lambda cell: not cell.reason,
-    ("boundary_figure", "map_figure"),
+    ("theory.boundary_figure", FIGURES[1]),
 )
 _QUESTIONS = {
     **dict.fromkeys(BRANCHES, _STATES),
     BEST: Question(
-        "value", _best, lambda cell: bool(cell.branches), ("best_figure", "map_figure"), headline=_best_words
+        "value", _best, lambda cell: bool(cell.branches), ("theory.best_figure", FIGURES[1]), headline=_best_words
     ),
     LANDSCAPE: Question(
-        "label", _risks, lambda cell: bool(cell.ok), ("table_figure", "landscape_figure"), summary=_count_labels
+        "label", _risks, lambda cell: bool(cell.ok), (FIGURES[0], "diagrams.landscape_figure"), summary=_count_labels
+    ),
+    INSTANCES: Question(
+        "train_loss",
+        _run,
+        lambda cell: not cell.reason,
+        ("simulations.instances_figure", FIGURES[1]),
+        page=_page_of_instances,
+        usable=Status.converged,  # at a critical point of its risk
     ),
 }
 

@@ -6,8 +6,7 @@ why there is none. `questions` says how a table reads the results of each kind o
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -22,23 +21,29 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require
 from ..base.files import Tabular
-from ..base.report import Description, Row, by_token, entries, with_error
+from ..base.report import Description, Row, by_token, entries, figure_of, with_error
 from ..base.results import Average, Result, Status, error_bar
 from ..theory.paths import Failure
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
-from .questions import BEST, FIGURES, Column, Intersection, Question, intersections_of, jumps_of, kind_of
+from .questions import (
+    BEST,
+    FIGURES,
+    INSTANCES,
+    ORDER_AXES,
+    Column,
+    Intersection,
+    Question,
+    dataset,
+    differences_of,
+    entries_by_name,
+    intersections_of,
+    jumps_of,
+    kind_of,
+)
 
 MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
-
-# Names of the axes of order parameters, (L, r, r), (L, r, t) or (L, r).
-ORDER_AXES = {
-    "q": ("token", "column", "other_column"),
-    "V": ("token", "column", "other_column"),
-    "theta": ("token", "column", "teacher_column"),
-    "m": ("token", "column"),
-}
 
 Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell
 
@@ -148,6 +153,26 @@ class Table(Result, Tabular):
         return self._array(["" if found else getattr(c, "reason", "") for c, found in self._with_found()])
 
     @property
+    def ok(self) -> Bool[np.ndarray, "*shape"]:
+        """Whether every result can be used: it converged, or stalled at the accuracy of the averages.
+
+        A run on data must have converged: it is then at a critical point of its risk.
+        """
+        return self.status <= self.kind.usable
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Number of settings by the branch of their result.
+
+        Raises:
+            InputError: the results are on no branch.
+        """
+        if "branch" not in self._columns:
+            raise InputError("table", f"must be one of results on branches, got question={self.question!r}")
+        names, counts = np.unique(self._columns["branch"][0], return_counts=True)
+        return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+    @property
     def failures(self) -> tuple[str, ...]:
         """The settings without a result, each with the reason; a branch that is absent is a result."""
         return tuple(f"{self._place(k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
@@ -162,8 +187,8 @@ class Table(Result, Tabular):
         """Alpha at every setting: that of the state, or that of the event; NaN where the event was not found."""
         return self._array([None if isinstance(cell, Missing) else float(cell.alpha) for cell in self.cells])
 
-    def values(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
-        """Return a number at every setting, (*shape, ...); NaN where there is no result.
+    def values(self, number: Reader | None = None) -> Shaped[np.ndarray, "..."]:
+        """Return a number, or a text such as "branch", at every setting, (*shape, ...); NaN where there is no result.
 
         Args:
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
@@ -173,7 +198,8 @@ class Table(Result, Tabular):
         if self._is_column(number):
             return self._columns[str(number)][0]
         read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
-        return self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]).astype(float)
+        values = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read])
+        return values if values.dtype.kind == "U" else values.astype(float)
 
     def stderr(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
         """Return the error bar of a number at every setting, (*shape, ...); NaN where there is no result.
@@ -259,6 +285,19 @@ class Table(Result, Tabular):
             raise InputError("table", f"must be one of best values along one axis, got question={self.question!r}")
         return jumps_of(self)
 
+    def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
+        """Return simulation, theory, their difference and its error bar for every quantity of instances, by name.
+
+        All are means over the instances that ended in this branch and for which the theory has a state there. The error
+        bar combines that of the mean difference over the instances with that of the theory.
+
+        Raises:
+            InputError: the table is not one of instances.
+        """
+        if self.question != INSTANCES:
+            raise InputError("table", f"must be one of instances, got question={self.question!r}")
+        return differences_of(self, branch)
+
     def contours(self, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
         """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
 
@@ -323,6 +362,8 @@ class Table(Result, Tabular):
         return {"question": self.question, "axes": axes, **numbers, "stderr": bars, **outcome}
 
     def describe(self) -> Description:
+        if self.kind.page is not None:
+            return self.kind.page(self)
         count = int(self.found.sum())
         outcome = f"found at {count}"
         if len(self.names) == 1 and 0 < count < len(self.cells):
@@ -372,7 +413,7 @@ class Table(Result, Tabular):
         return numbers, rows
 
     def plot(self, number: str | None = None, *, ax: Any = None, **options: Any) -> Any:
-        """Draw lines along the only axis, or a map over two axes; see `plotting.theory` and `plotting.diagrams`.
+        """Draw lines along the only axis, a map over two axes, or instances against their theory; see `plotting`.
 
         Args:
             number: name of the number to draw, as in `values`, in place of what is drawn by default.
@@ -386,51 +427,11 @@ class Table(Result, Tabular):
         Raises:
             InputError: the table has no axis.
         """
-        from ..plotting import diagrams, theory
-
         require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
-        one, two = self.kind.figures if number is None else FIGURES
-        figure = getattr(theory, one) if len(self.names) == 1 else getattr(diagrams, two)
-        return figure(self, ax=ax, **({} if number is None else {"number": number}), **options)
+        figures = self.kind.figures if number is None else FIGURES
+        named = {} if number is None else {"number": number}
+        return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)
 
 
 def _reader(number: Reader) -> Callable[[Any], Any]:
     return attrgetter(number) if isinstance(number, str) else number
-
-
-def entries_by_name(name: str, values: Any) -> dict[str, Any]:
-    """Return the entries of an order parameter by name, or the one number that it has."""
-    flat = np.ravel(values)
-    return {name + (f"_{n}" if flat.size > 1 else ""): value for n, value in enumerate(flat)}
-
-
-def dataset(
-    coordinates: Mapping[str, Any],
-    numbers: Mapping[str, tuple[Any, ...]],
-    labels: Mapping[str, Any],
-    attrs: Mapping[str, Any],
-) -> Any:
-    """Return an xarray dataset of means, error bars (suffix _stderr) and labels; needs the extra `xarray`.
-
-    The attributes of `status` explain its integers as the CF conventions prescribe.
-
-    Args:
-        coordinates: values of the axes that all numbers have, by name; those of order parameters follow.
-        numbers: means and error bars by name.
-        labels: what has no error bar, over all coordinates, or as (dimensions, values).
-        attrs: what JSON can hold.
-    """
-    try:
-        import xarray
-    except ImportError as error:
-        raise ImportError("to_xarray needs xarray: pip install 'tiedattn_jax[xarray]'") from error
-
-    dims, data = tuple(coordinates), dict[str, Any]()
-    for name, (means, bars) in numbers.items():
-        axes = dims + ORDER_AXES.get(name, ())
-        data |= {name: (axes, means), f"{name}_stderr": (axes, bars)}
-    flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
-    for name, values in labels.items():
-        label_dims, array = values if isinstance(values, tuple) else (dims, values)
-        data[name] = (label_dims, array, flags if name == "status" else {})
-    return xarray.Dataset(data, dict(coordinates), {name: json.dumps(value) for name, value in attrs.items()})

@@ -80,29 +80,25 @@ def instances_figure(instances: Any, ax: Target = None) -> Any:
     steps. Instances that are unsettled or ended on neither branch have no theory and are left out.
 
     Args:
-        instances: `finite.instances.Instances`, with its theory.
+        instances: the `phases.table.Table` of `run_instances`, with its theory.
         ax: axes for the panels "train_loss", "gen_error", "q", "theta" and "m", see `style.panels`.
     """
     names = "train_loss", "gen_error", "q", "theta", "m"
     titles, ylabels = [LABELS[name] for name in names], {**dict.fromkeys(names, ""), names[0]: "instance"}
+    branches, ok = instances.values("branch"), instances.ok
     with panels(13, 3.4, titles, xlabel="theory", ylabels=ylabels, ax=ax) as (drawing, axes):
         for axis, name in zip(axes[0], names, strict=True):
-            measured, theory, bars = (
-                np.asarray(getattr(part, name))
-                for part in (instances.simulation, instances.theory, instances.theory_stderr)
-            )
+            measured, theory = instances.values(name), instances.values(f"theory.{name}")
+            bars = instances.stderr(f"theory.{name}")
             for branch in PAIR:
-                on_branch = instances.usable & (instances.branch == branch)
-                for mask, fill in ((on_branch & instances.ok, None), (on_branch & ~instances.ok, "white")):
+                for mask, fill in (((branches == branch) & ok, None), ((branches == branch) & ~ok, "white")):
                     style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
                     label = branch if fill is None else f"{branch}, out of steps"
                     if mask.any():
                         style |= {"xerr": two_bars(bars[mask]), "label": label, "gid": label}
                         axis.errorbar(theory[mask], measured[mask], **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
-            coordinates = np.concatenate([measured, theory])[
-                np.tile(instances.usable & np.isin(instances.branch, PAIR), 2)
-            ]
+            coordinates = np.stack([measured, theory])[:, np.isin(branches, PAIR)]
             if coordinates.size:
                 low, high = np.nanmin(coordinates), np.nanmax(coordinates)
                 margin = ROOM * (high - low or 1)

@@ -31,6 +31,8 @@ _WORDS = WORDS | {
     "rs": "the same in the replica-symmetric theory",
     "shift": "from there, by one step of replica symmetry breaking",
     "algorithmic": "from here on by message passing from a random start",
+    "W": "attention matrix, the same for all sentences",
+    "train_error": "mean error over the sentences of the fit",
 }
 # Statuses that say that there is no state, and so no number that it defines.
 _NOWHERE = (Status.left_domain, Status.nonfinite, Status.singular, Status.absent)
@@ -175,7 +177,7 @@ class Quantity(Result):
         report |= plain(dict(self.labels)) | {self.name: float(self.value), "stderr": float(self.stderr)}
         report |= self.derivatives()
         for name, number in self.further.items():
-            report |= {name: float(getattr(number, "value", number))}
+            report |= {name: np.asarray(getattr(number, "value", number)).tolist()}
             if hasattr(number, "stderr"):
                 report |= {f"{name}_stderr": float(number.stderr)}
             if isinstance(number, Quantity):
@@ -195,14 +197,14 @@ class Quantity(Result):
         title = self.event or self.name
         if np.isnan(float(self.value)) or self.status == Status.absent:
             return Description(title + f" ({self.meaning})" * bool(self.meaning), f"not found, as {self.reason}")
-        if self.name not in title.replace("_", " ").split():
+        if self.event and self.name not in title.replace("_", " ").split():
             title += f" at {self.name}"
         numbers, details = list[Row](), self.sensitivity_rows(arrays_of)
         for name, number in self.further.items():
-            value, bar = getattr(number, "value", number), getattr(number, "stderr", 0.0)
-            if np.isfinite(float(value)):
+            value, bar = getattr(number, "value", number), getattr(number, "stderr", None)
+            if np.all(np.isfinite(value)):
                 rows = numbers if isinstance(number, Quantity) else details
-                rows.append((name, with_error(value, bar), _WORDS.get(name, "")))
+                rows.append((name, entries(value, bar), _WORDS.get(name, "")))
         numbers += self.sensitivity_rows(scalar_parameters)
         details += [(name, str(label)) for name, label in self.labels if label is not None]
         states = states_table([b for b in self.branches if isinstance(b, FixedPoint)], "branch")
