@@ -1,5 +1,6 @@
 """Results print themselves, with error bars and statuses."""
 
+import dataclasses
 import json
 import math
 
@@ -57,6 +58,16 @@ def test_entries():
 def test_tables():
     assert table([("q", "0.5"), ("training loss", 1), ("", "")]) == "  q              0.5\n  training loss  1\n"
     assert table([("a", "long", "b"), ("longer", 1)]) == "  a       long  b\n  longer  1"
+
+
+class WithoutTarget(ta.DotProduct):
+    target = ta.Model.target
+
+
+def test_a_state_of_a_model_without_a_target():
+    point = dataclasses.replace(made.fixed_point(), model=WithoutTarget())
+    assert "replicon" in str(point) and "linear attention" not in str(point)
+    assert repr(point).startswith("FixedPoint(semantic branch at alpha = 2;")
 
 
 def test_a_fixed_point(capsys):

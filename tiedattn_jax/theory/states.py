@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 from ..averages.rules import Rule
 from ..base.arrays import StateArray, spread_to
 from ..base.errors import InputError
-from ..base.report import WORDS, Description, by_token, rows_of, with_error
+from ..base.report import WORDS, Description, Row, by_token, rows_of, with_error
 from ..base.results import Average, MeanField, Replicated, Status, error_bar, has_state, mean_of_existing, quorum
 from ..model import overlaps as ov
 from ..model.model import Model
@@ -221,10 +221,10 @@ class FixedPoint(Replicated):
         names = (*vars(self.overlaps), "train_loss", "gen_error")
         numbers = rows_of(*({name: a[name] for name in names} for a in (mean, bars)))
         caveat = "; formally infinite with the jumps" if self.jumps else ""
-        details = []
+        details = list[Row]()
         if self.model.provides("target"):
             linear = with_error(mean["gen_error_linear"], bars["gen_error_linear"])
-        details += [("gen_error_linear", linear, WORDS["gen_error_linear"])]
+            details += [("gen_error_linear", linear, WORDS["gen_error_linear"])]
         share, bar = 100 * abs(mean["jump_mass"]), 100 * bars["jump_mass"]
         mass = with_error(share, bar) if bar > 0 else f"{share:.1f}"
         meaning = "the share of the jumps" if share <= 100 else "whose rest is negative, from the jumps"
