@@ -110,72 +110,6 @@ class Request(NamedTuple):
     settings: Settings = Settings()
 
 
-def _checked(
-    model: Model,
-    alpha: Number,
-    branch: str | None,
-    nodes: AnyNodes,
-    rtol: float | None,
-    start: FixedPoint | Overlaps | None,
-    settings: Settings | None,
-) -> Request:
-    """Check the arguments of `solve`; without settings, set a tolerance that allows for `rtol`."""
-    check(model, even=branch is not None)
-    require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
-    request = Request(
-        model,
-        check_alpha(model, alpha),
-        branch_of(branch).name,
-        None if nodes is None else make_rule(nodes, model),
-        None if start is None else check_start(model, start),
-    )
-    tol, dtype = Settings.tol, model.lam.dtype
-    if rtol is not None:
-        smallest = 100 * float(jnp.finfo(dtype).eps)
-        requirement = f"at least {smallest:.2g} in {dtype}"
-        if dtype == jnp.float32:
-            requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
-        require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
-        if nodes is not None:
-            raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
-        if not is_concrete((model, alpha)):
-            raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
-        tol = min(tol, rtol / 10)
-    return request._replace(settings=settings or Settings(tol=tol))
-
-
-def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
-    """Return alpha in the model's dtype.
-
-    Raises:
-        InputError: if alpha is not one positive and finite number.
-    """
-    return require_positive(alpha, "alpha", model.lam.dtype)
-
-
-def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
-    """Return overlaps, for instance those of a state, in the model's dtype.
-
-    Raises:
-        InputError: if they are of another kind or shape, or not admissible.
-    """
-    start = start.overlaps if isinstance(start, FixedPoint) else start
-    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
-    with with_values() if is_concrete(start) else nullcontext():
-        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
-    for name, expected in shapes_of(model).items():
-        actual = jnp.shape(getattr(start, name))
-        if actual != expected:
-            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
-    if is_concrete(model, start):
-        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
-        with jax.ensure_compile_time_eval():  # alpha may be traced
-            is_admissible = finite and bool(admissible(model, start))
-        if not is_admissible:
-            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
-    return start
-
-
 def solve_checked(request: Request) -> FixedPoint:
     """Return the result of `solve`."""
     model, alpha, branch, nodes, start, settings = request
@@ -190,47 +124,6 @@ def solve_checked(request: Request) -> FixedPoint:
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
         states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
     return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
-
-
-# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
-# the standard setting.
-LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
-_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
-
-
-def _refined(request: Request, rtol: float) -> FixedPoint:
-    """Solve on more and more nodes, until the error bars are at most `rtol`.
-
-    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
-    well, and the rule with the smaller error bar is kept.
-    """
-
-    def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
-        """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
-        nodes = recipe.rule(request.model)
-        point = solve_checked(request._replace(nodes=nodes))
-        return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
-
-    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
-    recipe: Recipe = default_recipe(request.model)
-    for n in list(LADDER)[first:]:
-        point, error, on_lines = solved_on(recipe.about(n, request.model))
-        if on_lines and error > max(rtol, _POOR * LADDER[n]):
-            sobol_point, sobol_error, _ = solved_on(Sobol(n))
-            if sobol_error < error:
-                recipe, point, error = Sobol(), sobol_point, sobol_error
-        if not point.ok or error <= rtol:
-            return point
-        request = request._replace(start=point.overlaps)
-    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
-
-
-def _relative_error(point: FixedPoint) -> float:
-    """Return the largest relative error bar of order parameters and training loss; infinite for an unusable state."""
-    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
-    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
-    error = max(float(jnp.max(a)) for a in relative)
-    return error if point.ok else np.inf
 
 
 class Problem(NamedTuple):
@@ -446,3 +339,110 @@ def traced_states(
         return Equations(model, alpha, replicate, free).state(outcome)
 
     return lax.map(state, (nodes.stack, outcomes))
+
+
+# Keys: numbers of nodes in a replicate. Values: largest relative error bars on lines of that many nodes, measured at
+# the standard setting.
+LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19: 5e-7}
+_POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
+
+
+def _refined(request: Request, rtol: float) -> FixedPoint:
+    """Solve on more and more nodes, until the error bars are at most `rtol`.
+
+    The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
+    well, and the rule with the smaller error bar is kept.
+    """
+
+    def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
+        """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
+        nodes = recipe.rule(request.model)
+        point = solve_checked(request._replace(nodes=nodes))
+        return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
+
+    first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
+    recipe: Recipe = default_recipe(request.model)
+    for n in list(LADDER)[first:]:
+        point, error, on_lines = solved_on(recipe.about(n, request.model))
+        if on_lines and error > max(rtol, _POOR * LADDER[n]):
+            sobol_point, sobol_error, _ = solved_on(Sobol(n))
+            if sobol_error < error:
+                recipe, point, error = Sobol(), sobol_point, sobol_error
+        if not point.ok or error <= rtol:
+            return point
+        request = request._replace(start=point.overlaps)
+    return eqx.tree_at(lambda p: p.replicates.status, point, jnp.full_like(point.replicates.status, Status.imprecise))
+
+
+def _relative_error(point: FixedPoint) -> float:
+    """Return the largest relative error bar of order parameters and training loss; infinite for an unusable state."""
+    numbers, bars = (jax.tree.leaves((s.train_loss, s.overlaps)) for s in (point.mean, point.stderr))
+    relative = (jnp.where(a == 0, 0.0, bar / jnp.abs(a)) for a, bar in zip(numbers, bars, strict=True))
+    error = max(float(jnp.max(a)) for a in relative)
+    return error if point.ok else np.inf
+
+
+def _checked(
+    model: Model,
+    alpha: Number,
+    branch: str | None,
+    nodes: AnyNodes,
+    rtol: float | None,
+    start: FixedPoint | Overlaps | None,
+    settings: Settings | None,
+) -> Request:
+    """Check the arguments of `solve`; without settings, set a tolerance that allows for `rtol`."""
+    check(model, even=branch is not None)
+    require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
+    request = Request(
+        model,
+        check_alpha(model, alpha),
+        branch_of(branch).name,
+        None if nodes is None else make_rule(nodes, model),
+        None if start is None else check_start(model, start),
+    )
+    tol, dtype = Settings.tol, model.lam.dtype
+    if rtol is not None:
+        smallest = 100 * float(jnp.finfo(dtype).eps)
+        requirement = f"at least {smallest:.2g} in {dtype}"
+        if dtype == jnp.float32:
+            requirement += ', or a model in float64, after jax.config.update("jax_enable_x64", True)'
+        require_number(rtol, "rtol", requirement, lambda v: v >= smallest)
+        if nodes is not None:
+            raise InputError("rtol", f"chooses the averages: give either nodes or rtol, got rtol={rtol} beside nodes")
+        if not is_concrete((model, alpha)):
+            raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
+        tol = min(tol, rtol / 10)
+    return request._replace(settings=settings or Settings(tol=tol))
+
+
+def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
+    """Return alpha in the model's dtype.
+
+    Raises:
+        InputError: if alpha is not one positive and finite number.
+    """
+    return require_positive(alpha, "alpha", model.lam.dtype)
+
+
+def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
+    """Return overlaps, for instance those of a state, in the model's dtype.
+
+    Raises:
+        InputError: if they are of another kind or shape, or not admissible.
+    """
+    start = start.overlaps if isinstance(start, FixedPoint) else start
+    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
+    with with_values() if is_concrete(start) else nullcontext():
+        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
+    for name, expected in shapes_of(model).items():
+        actual = jnp.shape(getattr(start, name))
+        if actual != expected:
+            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
+    if is_concrete(model, start):
+        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
+        with jax.ensure_compile_time_eval():  # alpha may be traced
+            is_admissible = finite and bool(admissible(model, start))
+        if not is_admissible:
+            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
+    return start
