@@ -176,8 +176,8 @@ def test_what_all_replicates_decide(model, lines, monkeypatch, kind, outcome, ex
     error = Zero(np.exp(-5.2), (), np.ones(4), None, np.full(4, outcome))
     optima = {k: SimpleNamespace(kind=k, error=error, value=np.exp(-5.2)) for k in ("inside", "transition")}
 
-    def losses(event, search, value, xs):
-        assert event.name == "alpha_c" and value == np.exp(-5.2) and xs == starts and search is task.search
+    def losses(event, family, value, xs):
+        assert event.name == "alpha_c" and value == np.exp(-5.2) and xs == starts and family is task.family
         return made.finished_path(Zero(value, (), np.full(4, outcome), None, np.ones(4)))
 
     monkeypatch.setattr(best_module, "_inside", lambda *_: made.finished_path(optima["inside"]))
@@ -234,7 +234,7 @@ def test_slopes_of_a_number(model, lines, name):
         return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, weights, at)))
 
     by_model = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), weights)
-    (rates, by_alpha), slope = task.search.derivatives(np.exp(x), by_model, np.array([3.0, 4.0]))
+    (rates, by_alpha), slope = task.family.derivatives(np.exp(x), by_model, np.array([3.0, 4.0]))
     expected = jax.grad(fn, (0, 1))(model, x)
     np.testing.assert_allclose(np.exp(x) * slope, expected[1] * np.array([1.0, 2.0]), rtol=1e-12)
     for a, b in zip(jax.tree.leaves(rates), jax.tree.leaves(expected[0]), strict=True):
@@ -278,9 +278,9 @@ def test_result(located, model, lines, semantic_states):
     tasks = located(optimum(model, semantic_states))
     best = ta.best_ridge(model, 1.5, "positional", lines, bracket=(1e-3, 1e-2), settings=settings)
     (task,) = tasks
-    search = task.search
-    assert (task.branches, task.bracket, float(search.alpha)) == (("positional",), (1e-3, 1e-2), 1.5)
-    assert search.nodes is lines and search.settings is settings and search.number.name == "lam"
+    family = task.family
+    assert (task.branches, task.bracket, float(family.alpha)) == (("positional",), (1e-3, 1e-2), 1.5)
+    assert family.nodes is lines and family.settings is settings and family.number.name == "lam"
     values = 0.002 * np.exp(STEPS)
     np.testing.assert_allclose([best.value, best.stderr], [values.mean(), ta.error_bar(values)], rtol=1e-12)
     np.testing.assert_allclose(best.gen_error.value, 1e-3, rtol=1e-12)
@@ -363,7 +363,7 @@ def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states,
     assert {line.get_color() for line in figure.axes[0].get_lines()} >= {COLOURS["positional"], COLOURS["semantic"]}
 
     def path(task):
-        if task.search.alpha > 1.2:
+        if task.family.alpha > 1.2:
             raise ZeroDivisionError("of the loss")
         return (yield from made.finished_path(low))
 
@@ -378,10 +378,10 @@ def test_sweep_through_other_settings(located, model, lines, semantic_states):
     tasks = located(*[optimum(model, semantic_states)] * 4)
     sigmas = [0.5, 0.55]
     curve = ta.sweep(model, "best lam", sigma=sigmas, alpha=2.0, nodes=lines, bracket=(1e-3, 1e-1))
-    assert [float(t.search.model.sigma) for t in tasks] == sigmas and {float(t.search.alpha) for t in tasks} == {2.0}
+    assert [float(t.family.model.sigma) for t in tasks] == sigmas and {float(t.family.alpha) for t in tasks} == {2.0}
     assert (curve.parameter, curve.points[0].branch, tasks[0].bracket) == ("sigma", "semantic", (1e-3, 1e-1))
     curve = ta.sweep([(model, 1.0), (model, 2.0)], "best lam", nodes=lines, branch="positional")
-    assert [float(t.search.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
+    assert [float(t.family.alpha) for t in tasks[2:]] == [1.0, 2.0] and tasks[2].branches == ("positional",)
     assert curve.parameter == "model" and curve.jumps == []
 
 

@@ -19,8 +19,8 @@ from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS, as_event, baseline_branch
 from tiedattn_jax.phases.locate import (
+    Family,
     Guess,
-    Search,
     Zero,
     crossings,
     event_number,
@@ -265,8 +265,8 @@ def searched(monkeypatch, number, alpha, exists=lambda a: True, options=MappingP
 
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     guess, model = Guess(alpha, (state_with().overlaps,), **limits), ta.DotProduct()
-    search = Search(model, SimpleNamespace(replicates=3), "tight")
-    look = partial(event_number, EVENTS["semantic baseline"], search, exact=False)
+    family = Family(model, SimpleNamespace(replicates=3), "tight")
+    look = partial(event_number, EVENTS["semantic baseline"], family, exact=False)
     return run_one(find_zero(look, guess, tol=1e-5, **options)), places
 
 
@@ -305,12 +305,12 @@ def test_the_states_of_a_pair_are_asked_for_at_once(monkeypatch):
     monkeypatch.setattr(Problem, "solve_replicates", solve_replicates)
     x = state_with().overlaps
     guess, rule = Guess(1.4, (x, jax.tree.map(lambda a: 2 * a, x))), SimpleNamespace(replicates=3)
-    search = Search(ta.DotProduct(), rule, "tight")
-    path = zero_path(EVENTS["alpha_c"], search, guess)
+    family = Family(ta.DotProduct(), rule, "tight")
+    path = zero_path(EVENTS["alpha_c"], family, guess)
     (paths := next(path)) and path.close()
     assert len(paths) == 2  # both in one list
     requests.clear()
-    zero = run_one(zero_path(EVENTS["alpha_c"], search, guess))
+    zero = run_one(zero_path(EVENTS["alpha_c"], family, guess))
     np.testing.assert_allclose(zero.at, 1.25, atol=1e-5)
     np.testing.assert_allclose(zero.rates["sigma"], -2.0)
     np.testing.assert_allclose(zero.slopes, 1.0, atol=1e-5)
@@ -330,7 +330,7 @@ def test_exact_slopes_are_asked_for_in_every_replicate_at_once(monkeypatch, mode
         return jnp.asarray(0.1), eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(2.0 + k)), jnp.asarray(3.0 + k)
 
     event = EVENTS["semantic instability"]
-    look = partial(event_number, event, Search(model, lines, ta.Settings()))
+    look = partial(event_number, event, Family(model, lines, ta.Settings()))
     path = find_zero(look, guess, max_evaluations=1)
     next(path)  # the states
     calls = path.send([semantic_states])
@@ -385,7 +385,7 @@ def test_where_alpha_c_is_looked_for(monkeypatch, model, lines):
         guesses.append(guess.at)
         raise InterruptedError
 
-    def stop_coarse(event, search, bracket, starts):
+    def stop_coarse(event, family, bracket, starts):
         guesses.append(bracket)
         raise InterruptedError
 
@@ -435,7 +435,7 @@ def test_where_alpha_l_is_looked_for(monkeypatch, model, lines, semantic_states)
     """
     searches = []
 
-    def stop(event, search, ends, starts):
+    def stop(event, family, ends, starts):
         searches.append((event.name, float(starts[0].q[0, 0, 0]), *map(float, ends)))
         raise InterruptedError
 
@@ -464,8 +464,8 @@ def test_the_options_of_a_search_arrive(monkeypatch, model, lines):
         pass
 
     def stop(look, guess, **_):
-        event, search = look.args
-        calls.append((event.name, float(guess.at), search.nodes is lines, search.settings, look.keywords["exact"]))
+        event, family = look.args
+        calls.append((event.name, float(guess.at), family.nodes is lines, family.settings, look.keywords["exact"]))
         raise Stop
 
     tight, rough = ta.Settings(tol=1e-9), ta.Settings(tol=1e-3)
@@ -571,11 +571,11 @@ def test_a_fold_along_another_number():
     model, event = ta.DotProduct(omega=0.235), EVENTS["positional fold"]
     rule, settings = one_replicate(model, 5), ta.Settings()
     x = ta.solve(model, 2.1, "positional", rule, start=START).overlaps
-    fold = run_one(event_path(event, Search(model, rule, settings), Guess(2.1, (x,), low=2.05, high=2.3)))
+    fold = run_one(event_path(event, Family(model, rule, settings), Guess(2.1, (x,), low=2.05, high=2.3)))
     alpha = jnp.asarray(fold.at[0])
     x = ta.solve(ta.DotProduct(omega=0.24), alpha, "positional", rule, start=x).overlaps
-    search = Search(model, rule, settings, Parameter("omega"), alpha)
-    other = run_one(event_path(event, search, Guess(0.24, (x,), low=0.23, high=0.25)))
+    family = Family(model, rule, settings, Parameter("omega"), alpha)
+    other = run_one(event_path(event, family, Guess(0.24, (x,), low=0.23, high=0.25)))
     np.testing.assert_allclose(other.at, 0.235, rtol=1e-4)
     _, by_alpha = other.rates
     np.testing.assert_allclose(-by_alpha / other.slopes, -fold.slopes / fold.rates.omega, rtol=1e-3)
@@ -628,7 +628,7 @@ def test_without_alpha_c_there_is_no_alpha_l(model, lines, monkeypatch):
         return made.finished_path(Zero(jnp.asarray(0.1), states, jnp.full(3, jnp.nan), None, jnp.ones(3)))
 
     monkeypatch.setattr(transitions, "zero_path", path)
-    crossing = run_one(transition_path("alpha_l", Search(model, lines, ta.Settings())))
+    crossing = run_one(transition_path("alpha_l", Family(model, lines, ta.Settings())))
     assert (crossing.event, int(crossing.status), searched) == (
         "alpha_l",
         ta.Status.absent,

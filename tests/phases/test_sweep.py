@@ -19,7 +19,7 @@ from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.follow import Follower
-from tiedattn_jax.phases.locate import SEARCH, Guess, Search, Zero
+from tiedattn_jax.phases.locate import SEARCH, Family, Guess, Zero
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.plotting.style import LABELS
 
@@ -227,9 +227,9 @@ def located(semantic_states, monkeypatch):
     """Replace searches by zeros at alpha = .7, .8 and so on, and record the arguments of each search."""
     requests = []
 
-    def path(event, search, guess, *, exact=True):
-        model = search.model
-        requests.append((event.name, float(model.sigma), guess, search.nodes, search.settings, exact))
+    def path(event, family, guess, *, exact=True):
+        model = family.model
+        requests.append((event.name, float(model.sigma), guess, family.nodes, family.settings, exact))
         zeros = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), model)
         by_model = eqx.tree_at(lambda m: m.sigma, zeros, jnp.full(4, -6.0))
         zero = Zero(
@@ -238,15 +238,15 @@ def located(semantic_states, monkeypatch):
         return made.finished_path(zero)
 
     monkeypatch.setattr(locate, "zero_path", path)
-    monkeypatch.setattr(locate, "_fold", lambda event, search, guess, exact: path(event, search, guess, exact=exact))
+    monkeypatch.setattr(locate, "_fold", lambda event, family, guess, exact: path(event, family, guess, exact=exact))
     return requests
 
 
 def test_other_events_are_looked_for_from_nothing(located, model, lines, monkeypatch):
     guess, settings = Guess(0.9, ()), ta.Settings(tol=1e-3)
 
-    def guess_among(event, search, alphas):
-        sigma = float(search.model.sigma)
+    def guess_among(event, family, alphas):
+        sigma = float(family.model.sigma)
         if sigma > 0.68:
             raise ZeroDivisionError("of the loss")
         return made.finished_path(None if sigma > 0.58 else guess._replace(at=sigma))
@@ -308,8 +308,8 @@ def test_an_event_that_is_not_found_has_no_place(model, lines, semantic_states, 
 def test_every_event_can_be_asked_for(model, lines, monkeypatch):
     requests = []
 
-    def path(event, search):
-        assert search == Search(model, lines, ta.Settings())._replace(model=search.model)
+    def path(event, family):
+        assert family == Family(model, lines, ta.Settings())._replace(model=family.model)
         requests.append(event)
         return made.finished_path(made.transition(status=int(ta.Status.absent)))
 
@@ -376,9 +376,9 @@ def with_gap(lines, monkeypatch):
     """Events at 3 x 2 settings without a solve: alpha is 1 + a + b, one has no event, and one search fails."""
     seen = []
 
-    def path(event, search):
-        seen.append((event, search.nodes, search.settings))
-        a, b = (float(search.model.mixing[k, 1 - k]) for k in (0, 1))
+    def path(event, family):
+        seen.append((event, family.nodes, family.settings))
+        a, b = (float(family.model.mixing[k, 1 - k]) for k in (0, 1))
         if (round(a, 6), round(b, 6)) == (0.3, 0.4):
             raise ta.InputError("event", "must happen, there is none")
         if (round(a, 6), round(b, 6)) == (0.1, 0.5):

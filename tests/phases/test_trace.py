@@ -11,7 +11,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.phases import locate, trace as tracing
 from tiedattn_jax.phases.events import Event
-from tiedattn_jax.phases.locate import Guess, Search, Zero, event_path, guess_among
+from tiedattn_jax.phases.locate import Family, Guess, Zero, event_path, guess_among
 from tiedattn_jax.theory.engine import run_one
 
 OMEGAS = [0.3, 0.33, 0.36]
@@ -61,7 +61,7 @@ def test_the_first_place_may_lie_past_the_end_of_the_branch(monkeypatch, model, 
     """
     guesses = []
 
-    def search(event, search, guess, *, exact):
+    def search(event, family, guess, *, exact):
         guesses.append(guess)
         absent = eqx.tree_at(lambda s: s.status, semantic_states, semantic_states.status + int(ta.Status.absent))
         return made.finished_path(Zero(np.array(0.55), (absent,), np.full(4, np.nan), None, np.full(4, np.nan)))
@@ -147,7 +147,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
     def search(crossing):
         event = Event("an event", ("semantic",), lambda s: s.overlaps - crossing)
         solved.clear()
-        return run_one(guess_among(event, Search("model", "nodes", "settings"), alphas))
+        return run_one(guess_among(event, Family("model", "nodes", "settings"), alphas))
 
     guess = search(1.3)
     np.testing.assert_allclose((guess.at, guess.slope, guess.low, guess.high), (1.3, 1.0, 1.2, 1.5))
@@ -158,7 +158,7 @@ def test_between_neighbours_and_between_the_last_state_and_the_next_alpha(monkey
     monkeypatch.setattr(locate, "SEARCH", alphas)
     event = Event("an event", ("semantic",), lambda s: s.overlaps - 1.0)
     with pytest.raises(ta.InputError, match=r"event must happen, there is none for alpha from 1\.1 to 3"):
-        run_one(event_path(event, Search("model", "nodes", "settings")))
+        run_one(event_path(event, Family("model", "nodes", "settings")))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -169,7 +169,7 @@ def test_the_branches_of_an_event_are_walked_at_once(monkeypatch):
         return (made.finished_path(requests.append((branch, alpha))) for alpha in places)
 
     monkeypatch.setattr(locate, "walk", walk)
-    path = guess_among(ta.EVENTS["alpha_c"], Search("model", "nodes", "settings"), np.array([3.0, 2.0]))
+    path = guess_among(ta.EVENTS["alpha_c"], Family("model", "nodes", "settings"), np.array([3.0, 2.0]))
     steps = next(path)
     assert isinstance(steps, list) and len(steps) == 2 and requests == [("positional", 3.0), ("semantic", 3.0)]
     path.close()

@@ -16,7 +16,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.phases.locate import Search
+from tiedattn_jax.phases.locate import Family
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.solve import branch_start
@@ -110,9 +110,9 @@ def test_linear_crossing_finds_the_transition_itself(model, lines, critical, mon
     """alpha_c is searched with the rule and the bracket of alpha_l, whose number is also the one with alpha_c given."""
     requests, alpha_c = [], transitions._alpha_c
 
-    def searched(search, bracket, guess=None):
-        requests.append((search.nodes is lines, bracket, guess))
-        return alpha_c(search, bracket, guess)
+    def searched(family, bracket, guess=None):
+        requests.append((family.nodes is lines, bracket, guess))
+        return alpha_c(family, bracket, guess)
 
     monkeypatch.setattr(transitions, "_alpha_c", searched)
     crossing = ta.linear_crossing(model, nodes=lines, bracket=(0.5, 3.0))
@@ -256,8 +256,8 @@ def located(monkeypatch, lines, curve, growth_m, **places):
     """Return the ends of a curve whose events lie at given places, and the events requested, in order."""
     requests = []
 
-    def find_event(event, search, guess, *, exact):
-        assert search == (curve.points[0].model, lines, options, Parameter("alpha"), None) and exact is True
+    def find_event(event, family, guess, *, exact):
+        assert family == (curve.points[0].model, lines, options, Parameter("alpha"), None) and exact is True
         requests.append((event.name.removeprefix("semantic "), guess))
         alpha = places[requests[-1][0]]
         return made.finished_path(guess.at if alpha == "near" else alpha)
@@ -333,7 +333,7 @@ def test_points_are_added_to_a_curve(monkeypatch, lines):
         return [made.finished_path(synthetic([a], [1.0], [0.5]).points[0]) for a in alphas]
 
     monkeypatch.setattr(transitions, "walk", walk)
-    ends = transitions._Ends(curve, Search(curve.points[0].model, lines, ta.Settings()), False)
+    ends = transitions._Ends(curve, Family(curve.points[0].model, lines, ta.Settings()), False)
     run_one(ends.fill())
     np.testing.assert_allclose(visited, [2 ** (2 / 3), 2 ** (1 / 3)])
     np.testing.assert_allclose(ends.curve.alpha, [0.8, 1.0, *visited[::-1], 2.0])

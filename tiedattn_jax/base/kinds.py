@@ -1,4 +1,7 @@
-"""Functions of the public API that have another form for another kind of model."""
+"""Functions of the public API that have another form for another kind of model, such as `solve` for a wide layer.
+
+The room of that kind registers its form by `form_of`; the function itself, under `with_other_forms`, does not know it.
+"""
 
 from __future__ import annotations
 

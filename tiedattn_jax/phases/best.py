@@ -40,7 +40,7 @@ from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
 from .follow import check_top_level, ends_of, prepared
-from .locate import Guess, Search, Zero, event_number, find_zero, zero_path
+from .locate import Family, Guess, Zero, event_number, find_zero, zero_path
 from .places import Place, Walk, places_of, walk_path
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
@@ -133,26 +133,26 @@ def prepared_task(
         raise InputError("bracket", f"must be given for another number than lam, got number={number!r}")
     ends = ends_of(RIDGES if bracket is None else bracket)
     parameter.check(fixed_model, np.array(ends), "bracket")
-    search = Search(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))
-    return Task(search, PAIR if branch is None else (branch,), ends)
+    family = Family(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))
+    return Task(family, PAIR if branch is None else (branch,), ends)
 
 
 class Task(NamedTuple):
     """A search for the best value of a number, whose arguments have been checked.
 
     Attributes:
-        search: the setting, the number, and how states are solved. `best_path` needs concrete numbers.
+        family: the setting, the number, and how states are solved. `best_path` needs concrete numbers.
         branches: the branch, or both branches for the global minimum of the training loss.
         bracket: range of values, positive.
     """
 
-    search: Search
+    family: Family
     branches: tuple[str, ...]
     bracket: tuple[float, float]
 
     def at(self, model: Model, alpha: Float[GivenArray, ""]) -> Task:
         """Return the same search at another setting."""
-        return self._replace(search=self.search._replace(model=model, alpha=alpha))
+        return self._replace(family=self.family._replace(model=model, alpha=alpha))
 
 
 class Optimum(NamedTuple):
@@ -181,7 +181,7 @@ class Optimum(NamedTuple):
 
 def best_path(task: Task) -> Path:
     """Path that finds the value with the smallest test error; returns an `Optimum`, or None if there is no state."""
-    walks = yield [walk_path(task.search, task.bracket, branch) for branch in task.branches]
+    walks = yield [walk_path(task.family, task.bracket, branch) for branch in task.branches]
     places = places_of(walks)
     if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
         return (yield best_path(task._replace(branches=("uninformed",))))
@@ -191,7 +191,7 @@ def best_path(task: Task) -> Path:
         return None
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
     sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
-    problems = [task.search.problem(best.value, walk.branch) for walk in sides]
+    problems = [task.family.problem(best.value, walk.branch) for walk in sides]
     starts = [walk.nearest(np.log(best.value)) for walk in sides]
     states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
     return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
@@ -217,7 +217,7 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
         optimum = yield from _inside(task, walk, place)
         if optimum is not None and crossing is not None and abs(np.log(optimum.value) - crossing) < _CLOSE:
             starts = [w.nearest(np.log(optimum.value)) for w in walks]
-            losses = yield from event_number(EVENTS["alpha_c"], task.search, optimum.value, starts)
+            losses = yield from event_number(EVENTS["alpha_c"], task.family, optimum.value, starts)
             lead = np.nanmean(losses.value) if losses.is_known else 0.0
             if (lead if place.branch == 0 else -lead) > 0:  # the other branch has the lower loss
                 optimum = yield from _at_transition(task, walks, place, crossing)
@@ -238,7 +238,7 @@ def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) ->
         x: where the search starts.
     """
     guess = Guess(np.exp(x), tuple(walk.nearest(x) for walk in walks))
-    zero = yield from zero_path(EVENTS["alpha_c"], task.search, guess)
+    zero = yield from zero_path(EVENTS["alpha_c"], task.family, guess)
     if not zero.is_known:
         return None
     start = zero.states[place.branch].overlaps
@@ -288,7 +288,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
 def _error(task: Task, branch: str, value: float, start: Overlaps, *, coarse: bool = False) -> Path:
     """Path that solves a branch at one value, and returns its test error with all derivatives as a `Zero`."""
     event = _ERROR._replace(branches=(branch,))
-    return (yield from event_number(event, task.search, value, [start], coarse=coarse))
+    return (yield from event_number(event, task.family, value, [start], coarse=coarse))
 
 
 def _gen_error(
@@ -319,27 +319,27 @@ def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 def best_of(task: Task, optimum: Optimum | Failure | None) -> Quantity:
     """Convert what `best_path` returned to a result that is differentiable in the model and alpha of the task."""
-    search, alpha = task.search, task.search.alpha
+    family, alpha = task.family, task.family.alpha
     assert alpha is not None
     branch = None if task.branches == PAIR else task.branches[0]
-    number, fixed_alpha = search.number.name, lax.stop_gradient(alpha)
+    number, fixed_alpha = family.number.name, lax.stop_gradient(alpha)
     status, place, note = int(Status.absent), "nowhere", ""
     states: tuple[FixedPoint, ...] = ()
     if optimum is None or isinstance(optimum, Failure):
         status = status if optimum is None else int(Status.nonfinite)
-        result = smallest = Quantity.of(jnp.full((1,), jnp.nan, search.model.lam.dtype), status=status)
+        result = smallest = Quantity.of(jnp.full((1,), jnp.nan, family.model.lam.dtype), status=status)
         low, high = task.bracket
         note = f"there is no {branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
     else:
         place = optimum.kind
-        at_value, _ = search.number.set(lax.stop_gradient(search.model), None, optimum.value)
+        at_value, _ = family.number.set(lax.stop_gradient(family.model), None, optimum.value)
         states = tuple(
             FixedPoint(at_value, fixed_alpha, jax.tree.map(jnp.asarray, s), b) for b, s in optimum.states.items()
         )
         worst = max(int(state.settled_status) for state in states)
         status = worst if optimum.zero.converged else max(worst, int(Status.max_steps))
         result, smallest = (
-            Quantity.of(values, rates, (search.model, alpha), status=status)
+            Quantity.of(values, rates, (family.model, alpha), status=status)
             for values, rates in jax.tree.map(jnp.asarray, numbers_of(optimum))
         )
         if status > Status.stalled:

@@ -52,10 +52,8 @@ _TOLERANCE = 1e-3  # relative step that is the last one; the extrapolated zero i
 _COARSE = 1e-3  # relative tolerance on the coarse replicate, whose own error is about as large
 _LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
 
-Look = Callable[[float, Sequence[Overlaps]], Path]
 
-
-class Search(NamedTuple):
+class Family(NamedTuple):
     """Settings along one number, and how their states are solved. All arguments have been checked.
 
     Attributes:
@@ -190,7 +188,7 @@ class Zero(NamedTuple):
         at: the place, a value of what is searched, such as alpha; for a fold one of every replicate.
         states: the states there.
         value: the event's number in every replicate, NaN in those that lack a state.
-        rates: its derivatives in the other numbers of the setting, see `Search.derivatives`; None if not requested.
+        rates: its derivatives in the other numbers of the setting, see `Family.derivatives`; None if not requested.
         slopes: its derivative in the number that is searched; NaN if not requested.
         slope: mean of `slopes`, or the slope of the secant.
         converged: whether the search converged.
@@ -210,7 +208,7 @@ class Zero(NamedTuple):
         return not bool(np.all(np.isnan(self.value)))
 
 
-def event_path(event: Event, search: Search, guess: Guess | None = None, *, exact: bool = True) -> Path:
+def event_path(event: Event, family: Family, guess: Guess | None = None, *, exact: bool = True) -> Path:
     """Path that finds any event; returns a `Zero`, or None if the event is a fold and there is none.
 
     Without a guess, the alphas `SEARCH` are visited.
@@ -222,18 +220,18 @@ def event_path(event: Event, search: Search, guess: Guess | None = None, *, exac
         InputError: there is no event at the alphas `SEARCH`.
     """
     if guess is None:
-        guess = yield from guess_among(event, search, SEARCH)
+        guess = yield from guess_among(event, family, SEARCH)
     if guess is None:
         what = "there is none" if event.value else f"the {event.branches[0]} branch does not end"
         raise InputError("event", f"must happen, {what} for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}")
     if event.value is None:
-        return (yield from _fold(event, search, guess, exact))
-    return (yield from zero_path(event, search, guess, exact=exact))
+        return (yield from _fold(event, family, guess, exact))
+    return (yield from zero_path(event, family, guess, exact=exact))
 
 
 def zero_path(
     event: Event,
-    search: Search,
+    family: Family,
     guess: Guess | None = None,
     *,
     bracket: tuple[float, float] = (0.0, np.inf),
@@ -253,14 +251,20 @@ def zero_path(
     """
     limit, in_bracket = MAX_EVALUATIONS, True
     if guess is None:
-        guess, in_bracket = yield from _coarse_guess(event, search, bracket, starts)
+        guess, in_bracket = yield from _coarse_guess(event, family, bracket, starts)
         limit = MAX_EVALUATIONS if in_bracket else 1
-    look = partial(event_number, event, search, exact=exact)
+    look = partial(event_number, event, family, exact=exact)
     zero = yield from find_zero(look, guess, tol=tol, max_evaluations=limit)
     return zero._replace(converged=zero.converged and in_bracket)
 
 
-def find_zero(look: Look, guess: Guess, *, tol: float = _TOLERANCE, max_evaluations: int = MAX_EVALUATIONS) -> Path:
+def find_zero(
+    look: Callable[[float, Sequence[Overlaps]], Path],
+    guess: Guess,
+    *,
+    tol: float = _TOLERANCE,
+    max_evaluations: int = MAX_EVALUATIONS,
+) -> Path:
     """Path that finds a zero near a guess by Newton's method, or by the secant method where slopes are not known.
 
     Args:
@@ -291,7 +295,7 @@ def find_zero(look: Look, guess: Guess, *, tol: float = _TOLERANCE, max_evaluati
 
 
 def event_number(
-    event: Event, search: Search, value: float, xs: Sequence[Overlaps], *, exact: bool = True, coarse: bool = False
+    event: Event, family: Family, value: float, xs: Sequence[Overlaps], *, exact: bool = True, coarse: bool = False
 ) -> Path:
     """Path that solves the states of an event at one value of the number; returns a `Zero`.
 
@@ -300,10 +304,10 @@ def event_number(
         exact: whether to compute derivatives that are not free.
         coarse: whether to use the coarse replicate only, which is then the only one of the `Zero`.
     """
-    dtype, replicates = search.model.lam.dtype, search.nodes.replicates
+    dtype, replicates = family.model.lam.dtype, family.nodes.replicates
     # Overlaps of a model in another dtype are starts as well.
     starts = jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), tuple(xs))
-    problems = [search.problem(value, branch) for branch in event.branches]
+    problems = [family.problem(value, branch) for branch in event.branches]
     if coarse:
         states = tuple(stacked([s]) for s in (yield [p.lane(x) for p, x in zip(problems, starts, strict=True)]))
     else:
@@ -317,11 +321,11 @@ def event_number(
         replicate_numbers = [COARSE] if coarse else range(replicates)
         _, *partials = yield from _derivatives(problems[0], states[0].overlaps, event.observable, replicate_numbers)
     if partials is not None:
-        rates, slopes = search.derivatives(value, *partials)
+        rates, slopes = family.derivatives(value, *partials)
     return Zero(np.asarray(value, dtype), states, number, rates, slopes)
 
 
-def _coarse_guess(event: Event, search: Search, bracket: tuple[float, float], starts: Sequence[Overlaps]) -> Path:
+def _coarse_guess(event: Event, family: Family, bracket: tuple[float, float], starts: Sequence[Overlaps]) -> Path:
     """Path that finds an event on the coarse replicate.
 
     Returns:
@@ -336,7 +340,7 @@ def _coarse_guess(event: Event, search: Search, bracket: tuple[float, float], st
         second branch, and negative for the first one. If neither has a state, it is negative. Its size is then the mean
         size of both losses.
         """
-        problems = [search.problem(value, branch) for branch in event.branches]
+        problems = [family.problem(value, branch) for branch in event.branches]
         states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
         has_state = [bool(s.has_state) for s in states]
         # The next search for a branch that was not found begins at the start of that branch.
@@ -352,14 +356,14 @@ def _coarse_guess(event: Event, search: Search, bracket: tuple[float, float], st
     return Guess(value, tuple(xs)), in_bracket
 
 
-def guess_among(event: Event, search: Search, alphas: Float[np.ndarray, " A"]) -> Path:
+def guess_among(event: Event, family: Family, alphas: Float[np.ndarray, " A"]) -> Path:
     """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`, or None.
 
     If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
     the sign of the number at the states is compatible with a zero on that side. A fold is expected where the branch is
     lost.
     """
-    model, nodes, settings = search.model, search.nodes, search.settings
+    model, nodes, settings = family.model, family.nodes, family.settings
     visited: list[tuple[Sequence[FixedPoint], float]] = []
     for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
         points = yield list(steps)
@@ -401,14 +405,14 @@ def _derivatives(problem: Problem, xs: Overlaps, observable: Observable, replica
     return stacked((yield calls))
 
 
-def _fold(event: Event, search: Search, guess: Guess, exact: bool) -> Path:
+def _fold(event: Event, family: Family, guess: Guess, exact: bool) -> Path:
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
-    value, dtype = float(guess.at), search.model.lam.dtype
-    model, alpha, nodes, free, settings = search.problem(value, event.branches[0])
+    value, dtype = float(guess.at), family.model.lam.dtype
+    model, alpha, nodes, free, settings = family.problem(value, event.branches[0])
     (start,) = guess.overlaps
     x = jax.tree.map(lambda a: np.mean(np.asarray(a, dtype), 0), with_replicate_axis(start, nodes.replicates))
     limits = float(guess.low) or 0.5 * value, float(guess.high) if np.isfinite(guess.high) else 1.5 * value
-    fold = yield from fold_near(Setting(model, alpha, search.number, free), nodes, x, settings, limits)
+    fold = yield from fold_near(Setting(model, alpha, family.number, free), nodes, x, settings, limits)
     if fold is None:
         return None
     values, state = fold
@@ -416,10 +420,10 @@ def _fold(event: Event, search: Search, guess: Guess, exact: bool) -> Path:
     if exact:
         calls = []
         for k, folded in enumerate(values):
-            model, alpha = search.number.set(search.model, search.alpha, folded)
+            model, alpha = family.number.set(family.model, family.alpha, folded)
             equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
             calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
-        rates, slopes = search.derivatives(float(np.mean(values)), *stacked((yield calls)))
+        rates, slopes = family.derivatives(float(np.mean(values)), *stacked((yield calls)))
     return Zero(values, (state,), np.zeros_like(values), rates, slopes, 1.0, True)
 
 

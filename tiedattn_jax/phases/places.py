@@ -24,7 +24,7 @@ from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start
 from ..theory.states import State
 from .follow import WarmStart, predict, update
-from .locate import Search
+from .locate import Family
 
 _PER_DECADE = 3  # values of the walk in a factor of ten
 
@@ -46,7 +46,7 @@ class Walk(NamedTuple):
         return overlaps
 
 
-def walk_path(search: Search, bracket: tuple[float, float], branch: str) -> Path:
+def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path:
     """Path that walks a branch through the bracket, to both sides of the model's own value; returns a `Walk`.
 
     Each direction ends at the first value without a state. If there is no state at the model's own value, the walk
@@ -56,11 +56,11 @@ def walk_path(search: Search, bracket: tuple[float, float], branch: str) -> Path
     grid = np.linspace(low, high, max(4, 1 + round(_PER_DECADE * (high - low) / np.log(10))))
     error, loss = np.full((2, grid.size), np.nan)
     overlaps: list[Overlaps | None] = [None] * grid.size
-    start = jax.tree.map(np.asarray, branch_start(search.model, branch))
-    middle = np.log(max(search.number.read(search.model, None, "number"), bracket[0]))
+    start = jax.tree.map(np.asarray, branch_start(family.model, branch))
+    middle = np.log(max(family.number.read(family.model, None, "number"), bracket[0]))
 
     def problem(k: int) -> Problem:
-        return search.problem(float(np.exp(grid[k])), branch)
+        return family.problem(float(np.exp(grid[k])), branch)
 
     def visit(k: int, *guesses: tuple[Overlaps, int]) -> Path:
         """Path that searches a state from guesses in turn, each with its number of attempts; returns it or None."""

@@ -29,7 +29,7 @@ from ..theory.states import FixedPoint
 from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
 from .follow import CURVE_SETTINGS, Progress, check_top_level, prepared, silent, walk
-from .locate import Search, Start
+from .locate import Family, Start
 from .questions import BEST, LANDSCAPE
 from .table import MODELS, Missing, Table
 from .trace import TRACE_SETTINGS, trace_path
@@ -261,7 +261,7 @@ def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None,
     else:
         rule, tolerances = prepared(grid.models[0], nodes, settings)
         event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
-        cells = _cells(grid.run([transition_path(event, Search(m, rule, tolerances)) for m in grid.models], progress))
+        cells = _cells(grid.run([transition_path(event, Family(m, rule, tolerances)) for m in grid.models], progress))
     names, values = grid.labels
     if len(names) != 1:
         return Table(event, names, values, cells)

@@ -17,7 +17,7 @@ from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from .events import ALPHA_L, Event, baseline_branch, event_of
 from .follow import Progress, WarmStart, predict, update
-from .locate import SEARCH, Guess, Search, Start, Zero, event_path, guess_among, guess_of, transition_of
+from .locate import SEARCH, Family, Guess, Start, Zero, event_path, guess_among, guess_of, transition_of
 from .table import Missing, Table
 
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
@@ -167,14 +167,14 @@ class _Tracer:
         return transition_of(self.event, self.model_at(value), zero).reason
 
     def search_near(self, value: float, guess: Guess) -> Path:
-        return event_path(self.event, self.search_at(value), guess, exact=self.exact)
+        return event_path(self.event, self.family_at(value), guess, exact=self.exact)
 
     def wide_search(self, value: float, alphas: Float[np.ndarray, " A"]) -> Path:
-        guess = yield from guess_among(self.event, self.search_at(value), alphas)
+        guess = yield from guess_among(self.event, self.family_at(value), alphas)
         if guess is None:
             text = f"must begin where the event happens, got none at the first for alpha from {alphas[-1]:g} to"
             raise InputError("values", f"{text} {alphas[0]:g}")
         return guess
 
-    def search_at(self, value: float) -> Search:
-        return Search(self.model_at(value), self.nodes, self.settings)
+    def family_at(self, value: float) -> Family:
+        return Family(self.model_at(value), self.nodes, self.settings)

@@ -34,7 +34,7 @@ from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, as_event, event_of
 from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared, walk
-from .locate import Guess, Search, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
+from .locate import Family, Guess, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .table import Table
 
 RANGE = (0.1, 4.0)  # default bracket of alpha
@@ -82,9 +82,9 @@ def critical_alpha(
     Raises:
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
-    search, ends = _prepared(model, nodes, settings), ends_of(bracket)
+    family, ends = _prepared(model, nodes, settings), ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
-    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends, guess)))
+    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends, guess)))
 
 
 def linear_crossing(
@@ -119,13 +119,13 @@ def linear_crossing(
     Raises:
         InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
     """
-    search, ends = _prepared(model, nodes, settings), ends_of(bracket)
-    event_of("semantic baseline", search.model)  # the model must have a target
+    family, ends = _prepared(model, nodes, settings), ends_of(bracket)
+    event_of("semantic baseline", family.model)  # the model must have a target
     if transition is None:
-        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(search, ends)))
+        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends)))
     require_kind(transition, "transition", Quantity, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
-    return run_one(_alpha_l(model, transition, search, ends, start))
+    return run_one(_alpha_l(model, transition, family, ends, start))
 
 
 def find_event(
@@ -155,13 +155,13 @@ def find_event(
     Raises:
         InputError: the event is unknown, or the start does not belong to it.
     """
-    search, exact = _prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
-    definition = event_of(event, search.model)
+    family, exact = _prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
+    definition = event_of(event, family.model)
     guess = guess_of(definition, start)
     if guess is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    return transition_of(definition, model, run_one(event_path(definition, search, guess, exact=exact)))
+    return transition_of(definition, model, run_one(event_path(definition, family, guess, exact=exact)))
 
 
 def branch_ends(
@@ -197,16 +197,19 @@ def branch_ends(
     require_choice(curve.question, "curve.question", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     model, exact = curve.points[0].model, as_flag(sensitivities, "sensitivities")
-    search = Search(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
-    return run_one(_Ends(curve, search, exact).find_all())
+    family = Family(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
+    return run_one(_Ends(curve, family, exact).find_all())
 
 
-def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Search:
-    """Check the arguments, and fill in defaults; return what a search in alpha needs."""
-    return Search(lax.stop_gradient(model), *prepared(model, nodes, settings))
+def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Family:
+    """Check the arguments, and fill in defaults; return the settings along alpha.
+
+    Their numbers are held: `transition_of` makes the result differentiable in the caller's model.
+    """
+    return Family(lax.stop_gradient(model), *prepared(model, nodes, settings))
 
 
-def transition_path(event: str, search: Search) -> Path:
+def transition_path(event: str, family: Family) -> Path:
     """Path that finds an event of a model about which nothing is known; returns a `Quantity`.
 
     Args:
@@ -216,21 +219,21 @@ def transition_path(event: str, search: Search) -> Path:
         InputError: the event does not happen.
     """
     if event not in ("alpha_c", ALPHA_L):
-        zero = yield from event_path(EVENTS[event], search)
-        return transition_of(EVENTS[event], search.model, zero)
-    zero = yield from _alpha_c(search, RANGE)
-    critical = transition_of(EVENTS["alpha_c"], search.model, zero)
-    return (yield from _alpha_l(search.model, critical, search, RANGE)) if event == ALPHA_L else critical
+        zero = yield from event_path(EVENTS[event], family)
+        return transition_of(EVENTS[event], family.model, zero)
+    zero = yield from _alpha_c(family, RANGE)
+    critical = transition_of(EVENTS["alpha_c"], family.model, zero)
+    return (yield from _alpha_l(family.model, critical, family, RANGE)) if event == ALPHA_L else critical
 
 
-def _alpha_c(search: Search, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
+def _alpha_c(family: Family, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
     """Path of `critical_alpha`; returns a `Zero`."""
-    starts = pair_start(search.model) if guess is None else ()
-    return (yield from zero_path(EVENTS["alpha_c"], search, guess, bracket=bracket, starts=starts, tol=_FINAL))
+    starts = pair_start(family.model) if guess is None else ()
+    return (yield from zero_path(EVENTS["alpha_c"], family, guess, bracket=bracket, starts=starts, tol=_FINAL))
 
 
 def _alpha_l(
-    model: Model, critical: Quantity, search: Search, bracket: tuple[float, float], start: Start | None = None
+    model: Model, critical: Quantity, family: Family, bracket: tuple[float, float], start: Start | None = None
 ) -> Path:
     """Path of `linear_crossing`; returns a `Quantity`.
 
@@ -257,16 +260,16 @@ def _alpha_l(
     event = EVENTS[f"{PAIR[branch]} baseline"]
     # The caller's alpha_c may lie beyond the end of the bracket; the range on either side of it must not be empty.
     ends = (min(bracket[0], 0.99 * alpha), alpha) if early else (alpha, max(bracket[1], 1.01 * alpha))
-    guess, first = None if start is None else guess_of(event, start, *ends), pair_start(search.model)
+    guess, first = None if start is None else guess_of(event, start, *ends), pair_start(family.model)
     known = fixed.branches[branch]
     starts = [known.overlaps if known.exists else first[branch]]
-    zero = yield from zero_path(event, search, guess, bracket=ends, starts=starts, tol=_FINAL)
+    zero = yield from zero_path(event, family, guess, bracket=ends, starts=starts, tol=_FINAL)
     # The state has no branch name, whichever branch it is.
     crossing = transition_of(event._replace(branches=(None,)), model, zero)
     if crossing.ok and not fixed.ok:
-        rival = search.problem(float(zero.at), PAIR[1 - branch])
+        rival = family.problem(float(zero.at), PAIR[1 - branch])
         states = yield from rival.solve_from_far(first[1 - branch])
-        if _loss(FixedPoint(search.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
+        if _loss(FixedPoint(family.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
             return as_event(critical, ALPHA_L, critical.branches)
     numbers = critical if late and not early else crossing
     return as_event(numbers, ALPHA_L, crossing.branches)
@@ -280,8 +283,8 @@ def _loss(state: FixedPoint) -> float:
 class _Ends:
     """The search for the ends of one branch; the methods with paths return what they find."""
 
-    def __init__(self, curve: Table, search: Search, exact: bool):
-        self.curve, self.search, self.exact = curve, search, exact
+    def __init__(self, curve: Table, family: Family, exact: bool):
+        self.curve, self.family, self.exact = curve, family, exact
         self.name = str(curve.question)
         self.order = str(BRANCHES[curve.question].order)
         self.other_order = "m" if self.order == "theta" else "theta"
@@ -312,7 +315,7 @@ class _Ends:
         alphas = [a for (p, q), n in gaps for a in np.geomspace(p.alpha, q.alpha, int(n) + 1)[1:-1]]
         added = []
         if alphas:
-            for step in walk(self.search.model, alphas[::-1], self.name, self.search.nodes, self.search.settings):
+            for step in walk(self.family.model, alphas[::-1], self.name, self.family.nodes, self.family.settings):
                 added.append((yield from step))
         self.curve = Table.of_states(self.name, sorted([*known, *added], key=lambda point: float(point.alpha)))
 
@@ -325,8 +328,8 @@ class _Ends:
 
     def find_event(self, kind: str, guess: Guess) -> Path:
         event = EVENTS[f"{self.name} {kind}"]
-        zero = yield from event_path(event, self.search, guess, exact=self.exact)
-        return transition_of(event, self.search.model, zero)
+        zero = yield from event_path(event, self.family, guess, exact=self.exact)
+        return transition_of(event, self.family.model, zero)
 
     def disappearance(self, state: FixedPoint, absent_point: FixedPoint, side: str) -> Path:
         """Path that finds the ends between a state and an alpha at which the branch does not exist."""
@@ -355,7 +358,7 @@ class _Ends:
         return ends
 
     def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
-        problem = self.search.problem(float(point.alpha), "uninformed")
+        problem = self.family.problem(float(point.alpha), "uninformed")
         states = yield from problem.solve_replicates(state.replicates.overlaps)
         return FixedPoint(point.model, point.alpha, states, "uninformed")
 

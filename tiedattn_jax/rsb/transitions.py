@@ -19,7 +19,7 @@ from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..phases.events import ALPHA_L, EVENTS, as_event, baseline_branch
-from ..phases.locate import Search, guess_of, root_rates, zero_path
+from ..phases.locate import Family, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
 from ..theory.quantities import Quantity, with_sensitivities
@@ -114,7 +114,7 @@ def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any]) -> 
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(zero_path(event, Search(model, lines_1rsb(model, **rule), Settings()), guess, tol=_FINAL))
+    zero = run_one(zero_path(event, Family(model, lines_1rsb(model, **rule), Settings()), guess, tol=_FINAL))
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
         point = solve_1rsb(model, alpha, branch, **rule)

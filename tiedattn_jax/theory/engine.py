@@ -226,7 +226,7 @@ class Slots:
             return
         lanes = [job.request for job in jobs]
         numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
-        searches = stacked([(lane.model, lane.free, *lane.search, self.empty_evaluation) for lane in lanes])
+        searches = stacked([(lane.model, lane.free, *lane.search_arguments, self.empty_evaluation) for lane in lanes])
         begun_searches = _begin_all(*self._padded(searches))
         newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
         self.numbers = self._joined(self.numbers, numbers)

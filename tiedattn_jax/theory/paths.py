@@ -54,7 +54,7 @@ class Lane(NamedTuple):
         return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
 
     @property
-    def search(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
+    def search_arguments(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
         """Further arguments of `equations.search`: start, tolerances, attempts, largest residual of a stalled state."""
         stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
         # NumPy arrays, because arrays of jax may have a weak type, which would trigger another compilation.
@@ -217,6 +217,6 @@ def result_of(request: Lane | Call) -> Any:
     try:
         if isinstance(request, Call):
             return jax.block_until_ready(request.function(*request.arguments))
-        return jax.tree.map(np.asarray, search(request.equations, *request.search))
+        return jax.tree.map(np.asarray, search(request.equations, *request.search_arguments))
     except Exception as error:
         return Failure(error)
