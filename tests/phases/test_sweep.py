@@ -20,8 +20,10 @@ from tiedattn_jax.phases import locate, transitions
 from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.locate import SEARCH, Family, Guess, Zero
+from tiedattn_jax.phases.questions import QUESTIONS, Question
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.plotting.style import LABELS
+from tiedattn_jax.theory.quantities import Quantity
 
 sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
 
@@ -501,6 +503,25 @@ BAD = [
     ({"question": "alpha_c", "omega": [0.3], "sigma": [0.5], "follow": True}, "follow must be left out but for"),
     ({"question": "landscape", "settings": ta.Settings()}, "settings must be None"),
 ]
+
+
+def test_a_question_is_one_line(model, monkeypatch):
+    """A question with a `call` in the table of questions is asked at every setting, and read by its own columns."""
+
+    def width(model, alpha, nodes):
+        return Quantity(model.sigma * alpha, jnp.asarray(0.1 * nodes), jnp.asarray(0))
+
+    def read(cell, question):
+        return {question: (float(cell.value), float(cell.stderr))}
+
+    monkeypatch.setitem(QUESTIONS, "width", Question("width", read, lambda cell: True, with_alpha=True, call=width))
+    table = ta.sweep(model, "width", alpha=[1.0, 2.0], sigma=0.4, nodes=3)
+    np.testing.assert_allclose([table.values(), table.stderr()], [[0.4, 0.8], [0.3, 0.3]])
+    assert str(table).startswith("width at 2 alphas from 1 to 2: found at 2")
+    with pytest.raises(ta.InputError, match='settings must be None for "width"'):
+        ta.sweep(model, "width", alpha=1.0, settings=ta.Settings())
+    with pytest.raises(ta.InputError, match="alpha must be given for"):
+        ta.sweep(model, "width", sigma=[0.4, 0.5])
 
 
 @pytest.mark.parametrize(("change", "sentence"), BAD)

@@ -12,11 +12,13 @@ import numpy as np
 from jaxtyping import Float
 from scipy.interpolate import CubicHermiteSpline
 
+from ..averages.recipes import AnyNodes
 from ..base.arrays import spread_to
 from ..base.errors import InputError, require
 from ..base.report import Description, Row
 from ..base.results import Status, error_bar
-from ..dynamics.landscape import words_of
+from ..dynamics.landscape import Landscape, landscape, words_of
+from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Parameter
 from ..theory.states import FixedPoint
@@ -60,6 +62,9 @@ class Question(NamedTuple):
         summary: function of a table over two axes that returns what is printed in place of its main number.
         page: function of a table that returns all that is printed, in place of the common page.
         usable: the last `Status` of a result that can be used.
+        with_alpha: whether the question is about given alphas.
+        call: function of a model, an alpha (or None), the averages and the options of the question that returns the
+            answer; None for questions that `sweep` answers by paths of states.
     """
 
     main: str
@@ -71,6 +76,8 @@ class Question(NamedTuple):
     summary: Callable[[Any], list[Row]] | None = None
     page: Callable[[Any], Description] | None = None
     usable: Status = Status.stalled
+    with_alpha: bool = False
+    call: Callable[..., Any] | None = None
 
 
 def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]]:
@@ -208,6 +215,10 @@ def jumps_of(table: Any) -> list[float]:
     return places
 
 
+def _landscape(model: Model, alpha: None, nodes: AnyNodes, kappa: Any, size: Any) -> Landscape:
+    return landscape(model, kappa, size=size, nodes=nodes)
+
+
 def _risks(cell: Any, question: str | None) -> dict[str, Column]:
     values, bars = cell.numbers()
     return {"label": (int(cell.label), None), **{k: (float(a), float(bars[k])) for k, a in values.items()}}
@@ -291,6 +302,7 @@ _STATES = Question(
     ("theory.branch_figure", FIGURES[1]),
     ("branch", "q", "V", "theta", "m", "train_loss", "gen_error", "replicon", "jump_mass"),
     _branches,
+    with_alpha=True,
 )
 _EVENT = Question(
     "alpha",
@@ -298,13 +310,24 @@ _EVENT = Question(
     lambda cell: not cell.reason,
     ("theory.boundary_figure", FIGURES[1]),
 )
-_QUESTIONS = {
+# To add a question it is enough to add its line here: `sweep` answers it by its `call`.
+QUESTIONS = {
     **dict.fromkeys(BRANCHES, _STATES),
     BEST: Question(
-        "value", _best, lambda cell: bool(cell.branches), ("theory.best_figure", FIGURES[1]), headline=_best_words
+        "value",
+        _best,
+        lambda cell: bool(cell.branches),
+        ("theory.best_figure", FIGURES[1]),
+        headline=_best_words,
+        with_alpha=True,
     ),
     LANDSCAPE: Question(
-        "label", _risks, lambda cell: bool(cell.ok), (FIGURES[0], "diagrams.landscape_figure"), summary=_count_labels
+        "label",
+        _risks,
+        lambda cell: bool(cell.ok),
+        (FIGURES[0], "diagrams.landscape_figure"),
+        summary=_count_labels,
+        call=_landscape,
     ),
     INSTANCES: Question(
         "train_loss",
@@ -319,4 +342,4 @@ _QUESTIONS = {
 
 def kind_of(question: str | None) -> Question:
     """Return the kind of a question; one that is not listed is an event."""
-    return _QUESTIONS.get(BEST if str(question).startswith(BEST) else question, _EVENT)
+    return QUESTIONS.get(BEST if str(question).startswith(BEST) else question, _EVENT)

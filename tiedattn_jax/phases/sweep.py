@@ -17,7 +17,6 @@ from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.results import Settings
-from ..dynamics.landscape import landscape
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, branch_of
@@ -30,7 +29,7 @@ from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
 from .follow import CURVE_SETTINGS, Progress, check_top_level, prepared, silent, walk
 from .locate import Family, Start
-from .questions import BEST, LANDSCAPE
+from .questions import BEST, LANDSCAPE, QUESTIONS, kind_of
 from .table import MODELS, Missing, Table
 from .trace import TRACE_SETTINGS, trace_path
 from .transitions import THRESHOLDS, transition_path
@@ -90,10 +89,11 @@ def sweep(
             followed is a fold or does not happen at the first value; or the search failed at all settings.
     """
     number = question.removeprefix(BEST) if isinstance(question, str) and question.startswith(BEST) else None
+    events = *EVENTS, ALPHA_L, *THRESHOLDS
     if number is None:
-        question = require_choice(question, "question", [*BRANCHES, *EVENTS, ALPHA_L, *THRESHOLDS, LANDSCAPE])
-    is_state, is_landscape = question in BRANCHES, question == LANDSCAPE
-    is_event = not (is_state or is_landscape or number is not None)
+        called = (name for name, kind in QUESTIONS.items() if kind.call is not None)
+        question = require_choice(question, "question", [*BRANCHES, *events, *called])
+    is_state, is_landscape, is_event = question in BRANCHES, question == LANDSCAPE, question in events
     listed = isinstance(model, (list, tuple))
     names = [axis.name for axis in axes if isinstance(axis, Axis)]
     names += [name for name, values in numbers.items() if np.iterable(values)]
@@ -112,7 +112,7 @@ def sweep(
     ):
         if given and not belongs:
             raise InputError(name, f"must be left out but for {owner}")
-    grid = _Grid.of(model, axes, numbers, follow, with_alpha=is_state or number is not None)
+    grid = _Grid.of(model, axes, numbers, follow, with_alpha=kind_of(question).with_alpha)
     if follow and is_state:
         return _followed_branch(grid, question, nodes, settings, progress)
     if is_event:
@@ -125,10 +125,13 @@ def sweep(
         return _events(grid, event, nodes, settings, progress)
     if number is not None:
         return _best(grid, number, branch, nodes, bracket, settings, progress)
-    if is_landscape:
-        require_kind(settings, "settings", type(None), "None for landscapes")
-        return _landscapes(grid, nodes, kappa, size, progress)
-    return _states(grid, question, nodes, settings, progress)
+    if is_state:
+        return _states(grid, question, nodes, settings, progress)
+    require_kind(settings, "settings", type(None), f'None for "{question}"')
+    options = {"kappa": kappa, "size": size} if is_landscape else {}
+    if size is not None:  # one rule for all cells
+        nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
+    return _called(grid, str(question), nodes, options, progress)
 
 
 class _Grid(NamedTuple):
@@ -295,12 +298,14 @@ def _best(
     return Table(f"{BEST}{number}", *grid.labels, _cells(cells))
 
 
-def _landscapes(grid: _Grid, nodes: AnyNodes, kappa: Any, size: Any, progress: Progress) -> Table:
-    """Compute the population risk in every cell."""
-    if size is not None:  # one rule for all cells
-        nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
+def _called(grid: _Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Progress) -> Table:
+    """Answer a question in every cell by its own function, see `Question.call`."""
+    call = kind_of(question).call
+    assert call is not None
+    with_options = partial(call, nodes=nodes, **options)
 
-    def path(model: Model) -> Path:
-        return (yield Call(partial(landscape, size=size, nodes=nodes), (model, kappa)))
+    def path(*setting: Any) -> Path:
+        return (yield Call(with_options, setting))
 
-    return Table(LANDSCAPE, *grid.labels, _cells(grid.run([path(m) for m in grid.models], progress)))
+    paths = [path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)]
+    return Table(question, *grid.labels, _cells(grid.run(paths, progress)))
