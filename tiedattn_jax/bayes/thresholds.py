@@ -158,17 +158,20 @@ def spectral_overlap(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> Ave
     Raises:
         InputError: as `bayes`; also if the law has several eigenvalues, or the teacher more than one column.
     """
-    check_spectral(model)
-    alpha = check_alpha(model, alpha)
-    rule, closed_form = averages_of(model, nodes), has_closed_form(model)
-    values = _cosines(model, alpha, jnp.mean(thresholds(model, rule, closed_form)), rule, closed_form)
+    threshold, alpha = spectral_threshold(model, nodes), check_alpha(model, alpha)
+    values = _cosines(model, alpha, threshold, averages_of(model, nodes), has_closed_form(model))
     return Average(jnp.mean(values), error_bar(values))
 
 
-def check_spectral(model: Model) -> None:
-    """Raise an `InputError` unless `model` has a spectral start: one column of the teacher, isotropic tokens."""
+def spectral_threshold(model: Model, nodes: AnyNodes = None) -> Float[Array, ""]:
+    """Return the alpha of weak recovery, up to which a spectral start is blind.
+
+    Raises:
+        InputError: the model has no spectral start: its teacher has more than one column, or tokens are not isotropic.
+    """
     check_bayes(model, "a spectral start", independent=True, one_eigenvalue=True)
     require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
+    return jnp.mean(thresholds(model, averages_of(model, nodes), has_closed_form(model)))
 
 
 @program

@@ -29,8 +29,7 @@ from ..base.errors import (
 )
 from ..base.kinds import with_other_forms
 from ..bayes.channel import labels_at_nodes
-from ..bayes.fixed_points import averages_of, has_closed_form
-from ..bayes.thresholds import check_spectral, label_matrix, thresholds
+from ..bayes.thresholds import label_matrix, spectral_threshold
 from ..model.checks import check, check_provides
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -388,8 +387,7 @@ def _weak_recovery(model: Model, data: Data) -> Float[Array, ""]:
     Raises:
         InputError: as `tiedattn_jax.spectral_overlap`.
     """
-    check_spectral(model)
-    threshold = jnp.mean(thresholds(model, averages_of(model, None), has_closed_form(model)))
+    threshold = spectral_threshold(model)
     if is_concrete(threshold) and data.alpha <= float(threshold):
         message = f"the spectral start is blind at alpha = {data.alpha:.4g}, below weak recovery at {threshold:.4g}"
         warnings.warn(f"{message}: it is a random direction", stacklevel=3)
