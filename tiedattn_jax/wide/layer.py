@@ -49,7 +49,8 @@ class WideLayer(Printed):
         noise: variance of Gaussian noise on the teacher's scores; those of a token with itself have twice as much.
         teacher: law of the eigenvalues of the teacher's matrix S*.
         tokens: number of tokens L.
-        encodings: None, or "long" for linearly independent encodings whose length grows with d.
+        length: length of the encodings p_1 = -p_2 if it is of order one; else None.
+        is_long: whether there are linearly independent encodings whose length grows with d.
         basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
             where the w_i of random scores are independent and have the variance of S.
         is_even: whether the loss stays the same if all scores change their sign; half of the nodes is then enough.
@@ -59,8 +60,9 @@ class WideLayer(Printed):
     kappa: Float[Array, ""]
     noise: Float[Array, ""]
     teacher: SpectrumLaw
+    length: Float[Array, ""] | None
     tokens: int = eqx.field(static=True)
-    encodings: str | None = eqx.field(static=True)
+    is_long: bool = eqx.field(static=True)
     _basis: tuple = eqx.field(static=True)
     is_even: bool = eqx.field(static=True)
 
@@ -73,7 +75,7 @@ class WideLayer(Printed):
         kappa: Number = 1.0,
         noise: Number = 0.0,
         tokens: int = 2,
-        encodings: str | None = None,
+        encodings: str | Number | None = None,
     ):
         self.kappa = require_positive(kappa, "kappa")
         if (tau is None) == (lam is None):
@@ -85,7 +87,11 @@ class WideLayer(Printed):
         self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
         require_count(tokens, "tokens")
         self.tokens = tokens
-        self.encodings = require_choice(encodings, "encodings", (None, LONG))
+        self.is_long = isinstance(encodings, str)
+        if self.is_long:
+            require_choice(encodings, "encodings", (LONG,))
+        has_length = not (self.is_long or encodings is None)
+        self.length = require_positive(encodings, "encodings", self.tau.dtype) if has_length else None
         self._basis, self.is_even = (), False
         self._basis, self.is_even = _probed(self)
         if encodings is not None and (tokens, self.seen) != (2, 2):
@@ -95,6 +101,16 @@ class WideLayer(Printed):
     @abc.abstractmethod
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
         """Return the loss of a sentence from the symmetric scores of the student and of the teacher."""
+
+    @property
+    def encodings(self) -> str | Float[Array, ""] | None:
+        """None, "long", or the length of the encodings."""
+        return LONG if self.is_long else self.length
+
+    @property
+    def shifts(self) -> int:
+        """Number of free numbers by which the encodings shift the scores: the offsets, or the spike."""
+        return self.seen if self.is_long else int(self.length is not None)
 
     @property
     def basis(self) -> Float[np.ndarray, "n L L"]:
@@ -152,7 +168,7 @@ class WideDotProduct(WideLayer):
         kappa: Number = 1.0,
         omega: Number = 0.0,
         mixing: Any = None,
-        encodings: str | None = None,
+        encodings: str | Number | None = None,
         noise: Number = 0.0,
         tokens: int = 2,
         loss: str = "squared",
@@ -178,6 +194,22 @@ class WideDotProduct(WideLayer):
         if self.loss_name == "squared":
             return 0.5 * jnp.sum((jax.nn.softmax(self.beta * H, -1) - target) ** 2)
         return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
+
+
+def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
+    """Return the reduced echelon form: one set of rows for every space, so that equal forms of a loss share programs."""
+    rows, n = rows.copy(), 0
+    for column in rows.T:  # a view, which follows the rows
+        pivot = n + np.argmax(np.abs(column[n:]))
+        if abs(column[pivot]) > _SEEN:
+            rows[[n, pivot]] = rows[[pivot, n]]
+            rows[n] /= column[n]
+            others = np.arange(len(rows)) != n
+            rows[others] -= np.outer(column[others], rows[n])
+            n += 1
+        if n == len(rows):
+            break
+    return np.round(rows, digits)
 
 
 def _probed(layer: WideLayer) -> tuple[tuple, bool]:
@@ -208,12 +240,12 @@ def _probed(layer: WideLayer) -> tuple[tuple, bool]:
         gradients = np.asarray(jax.vmap(jax.grad(of_scores))(jnp.asarray(draws))).reshape(-1, len(rows))
     if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
-    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B u.
-    _, sizes, directions = np.linalg.svd(gradients, full_matrices=False)
-    B = directions[sizes > _SEEN * sizes[0]].T
-    if not B.size or sizes[0] == 0:
+    _, sizes, seen = np.linalg.svd(gradients, full_matrices=False)
+    if sizes[0] == 0:
         raise InputError("loss", "must depend on the scores, got a constant")
+    B = _echelon(seen[sizes > _SEEN * sizes[0]], 12 if gradients.dtype == np.float64 else 5).T
+    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B^+^T u.
     values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
     C = vectors * np.sqrt(values_) @ vectors.T
-    basis = np.einsum("in,iab->nab", B @ C, units)
+    basis = np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
     return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist()), is_even and layer.encodings is None

@@ -46,7 +46,10 @@ class WideState(eqx.Module):
         m: Tr S S* / d.
         V: response.
         Lam, M, N: conjugates; the trained matrix is (Y - tau)_+ / Lam with Y = M S* + sqrt(N) G.
-        offset: shift of the scores by the encodings, in the directions that the loss sees, (n,).
+        offset: numbers of the encodings, (k,): the shift of the scores in the directions that the loss sees if the
+            encodings are long, the spike R if their length is of order one.
+        slack: distance of the offset from the boundary of the cone, see `_cone`. Negative where the target asks the
+            tokens to attend to each other, which is beyond it: then to first order that of the unconstrained offset.
         trace: Tr S / d.
         train_loss: loss of a training sentence.
         gen_error: loss on fresh sentences without noise.
@@ -67,7 +70,8 @@ class WideState(eqx.Module):
     Lam: Float[Array, "*R"]
     M: Float[Array, "*R"]
     N: Float[Array, "*R"]
-    offset: Float[Array, "*R n"]
+    offset: Float[Array, "*R k"]
+    slack: Float[Array, "*R"]
     trace: Float[Array, "*R"]
     train_loss: Float[Array, "*R"]
     gen_error: Float[Array, "*R"]
@@ -105,7 +109,7 @@ class WidePoint(Replicated):
     }
     q, m, V = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     Lam, M, N = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    offset, trace = MeanField[Array](), MeanField[Array]()
+    offset, slack, trace = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     train_loss, gen_error, energy = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     distance, share, largest, replicon = MeanField[Array](), MeanField[Array](), MeanField[Array](), MeanField[Array]()
 
@@ -113,8 +117,18 @@ class WidePoint(Replicated):
     def title(self) -> str:
         return f"{type(self.model).__name__} at alpha = {self.alpha:g}"
 
+    @property
+    def R(self) -> Float[Array, "*batch"]:
+        """Spike of encodings whose length is of order one: sqrt(d) R is the eigenvalue of S along their line."""
+        if self.model.length is None:
+            raise InputError("encodings", f"must be a number for a spike R, got {self.model.encodings!r}")
+        return self.offset[..., 0]
+
     def details(self) -> list[Row]:
-        rows = rows_of({"offset": self.offset}, {"offset": self.stderr.offset}) if self.offset.size else []
+        offset, error, name = self.offset, self.stderr.offset, "offset"
+        if self.model.length is not None:
+            offset, error, name = offset[0], error[0], "R"
+        rows = rows_of({name: offset}, {name: error}) if self.offset.size else []
         bound = "rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"
         return [*rows, *[bound] * bool(self.replicates.binds.any())]
 
@@ -185,11 +199,6 @@ class _Setting(NamedTuple):
         no = jnp.asarray(False)
         return cls(layer, alpha, nodes, no, no)
 
-    @property
-    def size(self) -> int:
-        """Number of the offsets."""
-        return 0 if self.layer.encodings is None else self.layer.seen
-
     def channel(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Averages, Float[Array, "n N"]]:
         return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], guess)
 
@@ -227,30 +236,38 @@ class _Setting(NamedTuple):
         inner, (image, share) = jax.jacfwd(orders, has_aux=True)(hats)
         return image, inner @ outer, share, h
 
-    def offsets(self, t: Float[Array, " n"], A: Averages) -> Float[Array, " n"]:
-        """Return the offsets after a Newton step for E g = 0; zero without encodings."""
+    def offsets(self, t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+        """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size:
             return t
-        free = t + solve(A.stiffness, A.push[:, None])[:, 0]
-        # On the boundary of the cone the offsets move along one line.
-        normal = _cone(self.layer)
-        along = jnp.asarray([-normal[1], normal[0]], t.dtype)
-        place = along @ t + along @ A.push / (along @ A.stiffness @ along)
-        return jnp.where(self.held, along * place, free)
+        # On the boundary of the cone the offsets move in its plane, and a spike is zero.
+        along = jnp.asarray(np.linalg.svd(_cone(self.layer)[None])[2][1:], t.dtype)
+        held = jnp.zeros_like(t)
+        if len(along):
+            held = along.T @ (along @ t + solve(along @ A.stiffness @ along.T, along @ A.push[:, None])[:, 0])
+        return jnp.where(self.held, held, _unconstrained(t, A))
 
 
-def _cone(layer: WideLayer) -> Float[np.ndarray, " n"]:
-    """Return the vector whose product with the offsets of two tokens is T_11 + T_22 - 2 T_12, which is at least zero.
+def _unconstrained(t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+    """Return the offsets after a Newton step for a vanishing push."""
+    return t + solve(A.stiffness, A.push[:, None])[:, 0] if t.size else t
 
-    The encodings shift the scores by a positive semidefinite matrix T. The loss does not see a common shift of all
-    scores, so this is all that is left of the condition.
+
+def _cone(layer: WideLayer) -> Float[np.ndarray, " k"]:
+    """Return the vector whose product with the numbers of the encodings is at least zero.
+
+    Encodings of length of order one have a spike R, which is positive. Long ones shift the scores by a positive
+    semidefinite matrix T. The loss of two tokens does not see a common shift of all scores, so all that is left of the
+    condition is that T_11 + T_22 - 2 T_12 is at least zero.
     """
+    if not layer.is_long:
+        return np.ones(1)
     c = np.array([1.0, -1.0])
     normal = np.einsum("nab,a,b->n", layer.basis, c, c)
     return normal / np.linalg.norm(normal)
 
 
-def _height(layer: WideLayer, t: Float[Array, " n"]) -> Float[Array, ""]:
+def _height(layer: WideLayer, t: Float[Array, " k"]) -> Float[Array, ""]:
     """Return the distance of the offsets from the boundary of the cone, negative outside; zero without encodings."""
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
 
@@ -308,8 +325,8 @@ def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
 
 def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
     """Return the unknowns at q = m = V = 0, with the best offsets, and the constraint that holds there."""
-    zeros = jnp.zeros(3 + setting.size, setting.alpha.dtype)
-    if not setting.size:
+    zeros = jnp.zeros(3 + setting.layer.shifts, setting.alpha.dtype)
+    if not setting.layer.shifts:
         return zeros, setting
     frozen, tol = lax.stop_gradient(setting), _tolerance(zeros)
     unit = jnp.sqrt(frozen.layer.teacher.rho)
@@ -388,6 +405,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
         M,
         N,
         offset,
+        _height(layer, _unconstrained(offset, A)),
         trace,
         train_loss=A.train_loss,
         gen_error=test_error(layer, setting.nodes, q, m, offset),
@@ -433,17 +451,13 @@ def solve_wide(
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
     alpha = require_positive(alpha, "alpha", model.tau.dtype)
-    rule, n = wide_nodes(model, nodes), model.seen if model.encodings else 0
+    rule = wide_nodes(model, nodes)
     if start is None:
-        q, m, V = _START
-        orders, offset = (
-            jnp.stack([q * model.teacher.rho, m * model.teacher.rho, V * model.teacher.rho]),
-            jnp.zeros(n),
-        )
+        orders, offset = jnp.asarray(_START) * model.teacher.rho, jnp.zeros(model.shifts)
     else:
         require_kind(start, "start", WidePoint, "a state of a wide layer")
         orders, offset = jnp.stack([start.q, start.m, start.V]), start.offset
-        if offset.shape != (n,):
-            raise InputError("start", f"must have {n} offsets like the layer, got {offset.shape[0]}")
+        if offset.shape != (model.shifts,):
+            raise InputError("start", f"must have {model.shifts} offsets like the layer, got {offset.shape[0]}")
     first = jnp.concatenate([orders, offset.astype(alpha.dtype)])
     return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first)))
