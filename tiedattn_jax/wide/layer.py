@@ -36,6 +36,7 @@ from ..base.report import Description, Printed, entries
 from .spectrum import Eigenvalues, SpectrumLaw, Wishart
 
 LOSSES = "squared", "cross_entropy"
+TARGETS = "softmax", "hardmax"
 LONG = "long"
 _SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
 
@@ -108,6 +109,11 @@ class WideLayer(Printed):
         return LONG if self.is_long else self.length
 
     @property
+    def is_hard(self) -> bool:
+        """Whether labels show only where the largest score of every row is, as those of a hardmax do."""
+        return False
+
+    @property
     def shifts(self) -> int:
         """Number of free numbers by which the encodings shift the scores: the offsets, or the spike."""
         return self.seen if self.is_long else int(self.length is not None)
@@ -141,23 +147,26 @@ class WideLayer(Printed):
 class WideDotProduct(WideLayer):
     """Tied dot-product attention of extensive rank: row-wise softmax of beta times the scores.
 
-    The target is (1 - omega) softmax(beta Y) + omega A.
+    The target is (1 - omega) softmax(beta Y) + omega A. Hard attention has a hardmax in place of its softmax, one where
+    a row has its largest score and zero elsewhere: `bayes`, `sample_data`, `train` and `gamp` take it.
 
     Attributes:
         beta: inverse temperature.
         omega: positional share of the target, in [0, 1].
         mixing: the positional part A of the target, (L, L), rows summing to one.
         loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy".
+        target: "softmax" or "hardmax".
 
     Raises:
         InputError: a number is out of range, `tau` and `lam` are both given or both missing, the teacher has a
-            negative or infinite eigenvalue or only zeros, or `encodings` or `loss` has another name.
+            negative or infinite eigenvalue or only zeros, or `encodings`, `loss` or `target` has another name.
     """
 
     beta: Float[Array, ""]
     omega: Float[Array, ""]
     mixing: Float[Array, "L L"]
     loss_name: str = eqx.field(static=True)
+    target: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -172,6 +181,7 @@ class WideDotProduct(WideLayer):
         noise: Number = 0.0,
         tokens: int = 2,
         loss: str = "squared",
+        target: str = "softmax",
         teacher: SpectrumLaw | Any = None,
     ):
         require_count(tokens, "tokens", minimum=2)
@@ -186,14 +196,30 @@ class WideDotProduct(WideLayer):
             is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
             require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
         self.loss_name = require_choice(loss, "loss", LOSSES)
+        self.target = require_choice(target, "target", TARGETS)
         law = Wishart(0.5) if teacher is None else teacher
         super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
 
+    @property
+    def is_hard(self) -> bool:
+        return self.target == "hardmax"
+
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
-        target = (1 - self.omega) * jax.nn.softmax(self.beta * Y, -1) + self.omega * self.mixing
+        if self.is_hard:
+            rows = jax.nn.one_hot(jnp.argmax(Y, -1), self.tokens, dtype=Y.dtype)
+        else:
+            rows = jax.nn.softmax(self.beta * Y, -1)
+        target = (1 - self.omega) * rows + self.omega * self.mixing
         if self.loss_name == "squared":
             return 0.5 * jnp.sum((jax.nn.softmax(self.beta * H, -1) - target) ** 2)
         return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
+
+
+def require_smooth(layer: WideLayer) -> None:
+    """Refuse labels that jump with the scores."""
+    if layer.is_hard:
+        text = "must be softmax for the theory of training, got hardmax: use `bayes`, or `train` in finite dimension"
+        raise InputError("target", text)
 
 
 def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:

@@ -27,7 +27,7 @@ from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
 from .channel import Averages, WideNodes, averages, fields, test_error, wide_nodes
-from .layer import WideLayer
+from .layer import WideLayer, require_smooth
 from .spectrum import convolution, prior, stability
 
 _TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
@@ -450,6 +450,7 @@ def solve_wide(
     for name, value in (("branch", branch), ("rtol", rtol), ("settings", settings)):
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_smooth(model)
     alpha = require_positive(alpha, "alpha", model.tau.dtype)
     rule = wide_nodes(model, nodes)
     if start is None:
