@@ -680,6 +680,7 @@ def best_values():
 
 BOUNDARY = made.events("alpha_c", "omega", np.array([0.1, 0.2]), np.array([1.0, 2.0]), np.array([0.1, 0.1]))
 
+
 # What every class with a picture draws, from a result made by hand, and the names of its panels.
 def wide_spectrum():
     """The spectrum of a wide layer whose eigenvalues are zero in a quarter of the cases, with a bump above zero."""

@@ -223,7 +223,7 @@ def require_smooth(layer: WideLayer) -> None:
 
 
 def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
-    """Return the reduced echelon form: one set of rows for every space, so that equal forms of a loss share programs."""
+    """Return the reduced echelon form: the same rows for equal spaces, so that equal losses share programs."""
     rows, n = rows.copy(), 0
     for column in rows.T:  # a view, which follows the rows
         pivot = n + np.argmax(np.abs(column[n:]))

@@ -30,7 +30,7 @@ from ..base.report import Description, rows_of
 from ..base.results import Result, Status
 from ..theory.quantities import Quantity
 from .channel import WideNodes, wide_nodes
-from .layer import WideLayer, require_smooth
+from .layer import WideDotProduct, WideLayer, require_smooth
 from .solve import without_content
 from .spectrum import SpectrumLaw, Wishart, convolution
 
@@ -122,14 +122,14 @@ def _of_signs(q: Float[Array, ""], V: Float[Array, ""]) -> Float[Array, ""]:
     t = reach * jnp.linspace(-1, 1, _PLACES, dtype=V.dtype)
     x, density = jnp.sinh(t) / scale, jnp.cosh(t) / scale * (t[1] - t[0])  # u = sqrt(3 q) x
     x, y = x[:, None], x
-    weight = density[:, None] * density * jnp.exp(-(x**2 - 2 / 3 * x * y + y**2) / (16 / 9)) / (2 * np.pi * np.sqrt(8 / 9))
+    weight = (
+        density[:, None] * density * jnp.exp(-(x**2 - 2 / 3 * x * y + y**2) / (16 / 9)) / (2 * np.pi * np.sqrt(8 / 9))
+    )
     a, b = (jnp.sqrt(q / V) * field for field in (x, y))
 
     def of_pair(b: Array, r: float) -> Array:
         P = _below(a, b, r)
-        by_a, by_b = (
-            norm.pdf(one) * ndtr((other - r * one) / np.sqrt(1 - r**2)) for one, other in ((a, b), (b, a))
-        )
+        by_a, by_b = (norm.pdf(one) * ndtr((other - r * one) / np.sqrt(1 - r**2)) for one, other in ((a, b), (b, a)))
         squares = 3 * by_a**2 + 3 * by_b**2 + 6 * r * by_a * by_b
         return jnp.sum(weight * jnp.where(_LEAST < P, squares / jnp.maximum(P, _LEAST), 0.0))
 
@@ -219,27 +219,43 @@ def threshold_wide(model: WideLayer, name: str, *, nodes: Any = None) -> Quantit
     "perfect_recovery": from here on labels without noise reveal the teacher to the optimal learner, by counting.
     "ridge_recovery": from here on training finds the teacher for tau -> 0. It is the statistical dimension of the cone
     of directions along which the trace of a positive semidefinite matrix does not grow (Amelunxen et al. 2014).
-
     Both need labels without noise that reveal the scores that the loss sees, and a `Wishart` teacher.
 
+    "position": the share A_11 of the target, at the A_22 of the layer, from which on position is learned. Tied
+    attention is positive semidefinite: below A_11 + A_22 = 1 the target asks the tokens to attend to each other. Both
+    losses stay the same if the scores change their sign and the columns of A are exchanged, so neither alpha nor tau,
+    beta, omega or the encodings' length move this boundary. `WidePoint.slack` changes its sign there.
+
     Raises:
-        InputError: the name is another one, `nodes` are given, or the layer has noise or another teacher.
+        InputError: the name is another one, `nodes` are given, or the layer has noise, another teacher, hard attention,
+            or, for "position", no encodings.
     """
-    name = require_choice(name, "name", tuple(_THRESHOLDS))
+    name = require_choice(name, "name", (*_THRESHOLDS, "position"))
     if nodes is not None:
         raise InputError("nodes", f"must be left out for a wide layer, got nodes={nodes!r}")
+    value, meaning = _position(model) if name == "position" else _recovery(model, name)
+
+    def values(layer: Any) -> Array:  # an exact number has two equal replicates
+        return jnp.broadcast_to(value(layer), (2,))
+
+    return Quantity.of_model(values, model, name="A_11" if name == "position" else "alpha", event=name, meaning=meaning)
+
+
+def _position(model: WideLayer) -> tuple[Callable[[Any], Array], str]:
+    if not isinstance(model, WideDotProduct) or model.encodings is None:
+        raise InputError("model", f"must be a WideDotProduct with encodings for position, got {type(model).__name__}")
+    return lambda layer: 1 - layer.mixing[1, 1], "from here on position is learned"
+
+
+def _recovery(model: WideLayer, name: str) -> tuple[Callable[[Any], Array], str]:
     if not isinstance(model.teacher, Wishart):
         raise InputError("teacher", f"must be a Wishart law for thresholds, got {model.teacher!r}")
     if model.is_hard:
-        raise InputError("target", f"must be softmax for recovery, got target={model.target!r}")
+        raise InputError("target", "must be softmax for recovery, got target='hardmax'")
     if is_concrete(model.noise) and float(model.noise) > 0:
         raise InputError("noise", f"must be zero for recovery, got noise={float(model.noise)}")
     value, meaning = _THRESHOLDS[name]
-
-    def alphas(layer: Any) -> Array:  # an exact number has two equal replicates
-        return jnp.broadcast_to(value(layer.teacher.kappa) / layer.seen, (2,))
-
-    return Quantity.of_model(alphas, model, name="alpha", event=name, meaning=meaning)
+    return lambda layer: value(layer.teacher.kappa) / layer.seen, meaning
 
 
 def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:
