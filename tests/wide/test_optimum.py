@@ -95,7 +95,7 @@ def test_error_of_a_matrix_seen_with_noise(Delta):
 
 @pytest.mark.parametrize("r", [1 / 3, -1 / 3])
 def test_probability_of_two_signs(r):
-    a, b = np.array([0.3, -2.0, 4.0, 0.0]), np.array([-1.0, -1.5, 0.2, 0.0])
+    a, b = jnp.array([0.3, -2.0, 4.0, 0.0]), jnp.array([-1.0, -1.5, 0.2, 0.0])
     joint = multivariate_normal(cov=[[1, r], [r, 1]])
     np.testing.assert_allclose(_below(a, b, r), [joint.cdf(pair) for pair in zip(a, b, strict=True)], atol=1e-10)
 
@@ -107,7 +107,7 @@ def test_information_of_hard_attention(error):
     x = np.linspace(-8, 8, 401)
     weight = np.exp(-(x[:, None] ** 2 + x**2) / 2)
     root = np.linalg.cholesky([[3, 1], [1, 3]])
-    u, v = root[0, 0] * x[:, None] + 0 * x, root[1, 0] * x[:, None] + root[1, 1] * x
+    u, v = jnp.asarray(root[0, 0] * x[:, None] + 0 * x), jnp.asarray(root[1, 0] * x[:, None] + root[1, 1] * x)
 
     @jax.jit
     def negative_entropy(error):

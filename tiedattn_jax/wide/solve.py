@@ -34,6 +34,7 @@ _TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method
 _ROUNDING = 1e3  # units in the last place of such a change in single precision
 _MOST_STEPS = 100
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
+_PATIENCE = 12  # steps after which the map is damped, because it may alternate between two places
 _LONGEST = 0.5  # relative length of a Newton step
 _START = 0.5, 0.4, 0.7  # q, m, V over rho
 
@@ -306,6 +307,7 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         lower = lax.cond(ended, lambda v: now._replace(points=points).two_starts(v)[0], lambda v: points, v)
         goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
         binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
+        image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
         return jnp.where(is_good, after, image), lower, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
     def unfinished(state: tuple) -> Array:
