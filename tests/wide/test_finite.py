@@ -101,6 +101,17 @@ def test_long_encodings_are_learned_beside_the_content():
     np.testing.assert_allclose(trained.q, 0.2315, rtol=0.1)
 
 
+def test_encodings_of_length_of_order_one_have_a_spike():
+    """The limit has R = .0448 and q = .2357; R is .0411(5) at d = 60 and .0423(3) at d = 100."""
+    model = layer(tau=0.03, omega=0.4, mixing=[[0.75, 0.25], [0.25, 0.75]], encodings=1.5)
+    data = ta.sample_data(model, 40, 1.0, jax.random.key(0))
+    np.testing.assert_allclose(data.encodings @ data.encodings.T, [[2.25, -2.25], [-2.25, 2.25]], rtol=1e-12)
+    trained = ta.train(model, data)
+    assert trained.status_name == "converged"
+    assert 0.032 < float(trained.offset[0, 0]) / 2.25 < 0.046
+    np.testing.assert_allclose([trained.q, trained.trace], [0.2357, 0.2783], rtol=0.05)
+
+
 def test_single_precision(data, trained):
     with jax.enable_x64(False):
         model = ta.WideDotProduct(tau=0.05)

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
 
 import tiedattn_jax as ta
-from tiedattn_jax.wide.optimum import error_of_noise
+from tiedattn_jax.wide.optimum import _below, error_of_noise, information
 
 MIXING = [[0.8, 0.2], [0.2, 0.8]]
 
@@ -92,6 +93,54 @@ def test_error_of_a_matrix_seen_with_noise(Delta):
     )  # one draw scatters by 1 %
 
 
+@pytest.mark.parametrize("r", [1 / 3, -1 / 3])
+def test_probability_of_two_signs(r):
+    a, b = jnp.array([0.3, -2.0, 4.0, 0.0]), jnp.array([-1.0, -1.5, 0.2, 0.0])
+    joint = multivariate_normal(cov=[[1, r], [r, 1]])
+    np.testing.assert_allclose(_below(a, b, r), [joint.cdf(pair) for pair in zip(a, b, strict=True)], atol=1e-10)
+
+
+@pytest.mark.parametrize("error", [0.01, 0.4, 1.3])
+def test_information_of_hard_attention(error):
+    """The entropy of labels falls with what is known of the scores, by half of their Fisher information."""
+    model = layer(target="hardmax")
+    x = np.linspace(-8, 8, 401)
+    weight = np.exp(-(x[:, None] ** 2 + x**2) / 2)
+    root = np.linalg.cholesky([[3, 1], [1, 3]])
+    u, v = jnp.asarray(root[0, 0] * x[:, None] + 0 * x), jnp.asarray(root[1, 0] * x[:, None] + root[1, 1] * x)
+
+    @jax.jit
+    def negative_entropy(error):
+        scale = jnp.sqrt((model.teacher.rho - error) / (3 * error))
+        P = [_below(scale * u, scale * sign * v, sign / 3) for sign in (1, -1)]  # the other signs contribute the same
+        return 2 * sum(jnp.sum(weight / weight.sum() * p * jnp.log(jnp.maximum(p, 1e-30))) for p in P)
+
+    slope = -jax.grad(negative_entropy)(error)
+    np.testing.assert_allclose(information(model, jnp.asarray(error)), 2 * slope, rtol=1e-6)
+
+
+def test_hard_attention_tells_less():
+    hard, soft = (ta.bayes(layer(target=target), 0.1) for target in ("hardmax", "softmax"))
+    assert float(soft.distance) < float(hard.distance) < 1
+    assert np.isinf(hard.perfect_alpha)
+
+    def distance(alpha):
+        return ta.bayes(layer(target="hardmax", noise=0.2), alpha).distance
+
+    slope = (distance(1.0 + 1e-4) - distance(1.0 - 1e-4)) / 2e-4
+    np.testing.assert_allclose(jax.grad(distance)(1.0), slope, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_training_on_hard_labels_comes_close_to_the_optimal_learner():
+    """The published curve, 0.22, is far above training; see `benchmarks/attention_indexed.py`."""
+    model = layer(target="hardmax", loss="cross_entropy", tau=0.2)
+    data = ta.sample_data(model, 40, 1.63563, jax.random.key(0))
+    trained = ta.train(model, data)
+    distance = float(jnp.sum(data.teacher**2) / 40 - trained.m**2 / trained.q)  # labels say nothing of the scale of S
+    assert float(ta.bayes(model, 1.63563).distance) < distance < 0.06
+
+
 @pytest.mark.parametrize("kappa, alpha", [(0.5, 0.422175), (0.1, 0.157572), (2.0, 0.5)])
 def test_recovery_by_a_vanishing_ridge(kappa, alpha):
     threshold = ta.threshold(layer(teacher=ta.Wishart(kappa)), "ridge_recovery")
@@ -102,6 +151,8 @@ def test_recovery_by_a_vanishing_ridge(kappa, alpha):
     "call, sentence",
     [
         (lambda: ta.bayes(layer(omega=1.0), 1.0), "omega must be below one"),
+        (lambda: ta.bayes(layer(target="hardmax", tokens=3), 1.0), "tokens must be two for hard attention"),
+        (lambda: ta.threshold(layer(target="hardmax"), "ridge_recovery"), "target must be softmax"),
         (lambda: ta.threshold(layer(noise=0.1), "perfect_recovery"), "noise must be zero"),
         (lambda: ta.threshold(layer(teacher=[1.0, 2.0]), "ridge_recovery"), "teacher must be a Wishart"),
         (lambda: ta.critical_alpha(layer(), settings=ta.Settings()), "settings must be left out"),

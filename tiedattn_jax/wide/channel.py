@@ -34,14 +34,21 @@ _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
 _PROX_TOL = 1e-12  # a step of this length, in units of the scores, is the last; in single precision 20 eps
+_SAME = 1e-6  # relative difference of the energies of two proximal points below which none is lower
+_APART = 1e-3  # distance of two proximal points, in units of the scores, above which they differ
 _ROUNDING = 1e-6  # a step below this length is taken even if rounding errors raise the energy; 1e3 eps if larger
 
 
 class WideNodes(eqx.Module):
-    """Standard normal fields of student and teacher with their weights, in every replicate."""
+    """Standard normal fields of student and teacher with their weights, in every replicate.
+
+    Attributes:
+        along: projections of the tokens on the encodings' line, if their length is of order one; else empty.
+    """
 
     student: Float[Array, "R n N"]
     teacher: Float[Array, "R n N"]
+    along: Float[Array, "R t N"]
     weight: Float[Array, "R N"]
 
 
@@ -49,19 +56,19 @@ def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
     """Return the nodes of a layer's averages.
 
     Args:
-        nodes: a `Sobol` recipe; None for a lattice if the loss sees at most two directions, else for 2^14 Sobol points.
+        nodes: a `Sobol` recipe; None for a lattice if the loss sees at most two directions and no encodings have a
+            length of order one, else for 2^14 Sobol points.
             The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
     """
-    n = layer.seen
-    if nodes is None and 2 * n <= _MOST_FIELDS:
+    n, tokens = layer.seen, 0 if layer.length is None else layer.tokens
+    if nodes is None and 2 * n + tokens <= _MOST_FIELDS:
         return _lattice(layer)
     recipe = _SOBOL if nodes is None else nodes
     if not isinstance(recipe, Sobol):
         raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
-    normals = sobol_normals(2 * n, recipe.n, recipe.seed, recipe.replicates, "n")
-    fields = jnp.asarray(normals, layer.tau.dtype).reshape(recipe.replicates, 2 * n, recipe.n)
+    normals = jnp.asarray(sobol_normals(2 * n + tokens, recipe.n, recipe.seed, recipe.replicates, "n"), layer.tau.dtype)
     weight = jnp.full((recipe.replicates, recipe.n), 1 / recipe.n, layer.tau.dtype)
-    return WideNodes(fields[:, n:], fields[:, :n], weight)
+    return WideNodes(normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight)
 
 
 def _lattice(layer: WideLayer) -> WideNodes:
@@ -87,7 +94,7 @@ def _lattice(layer: WideLayer) -> WideNodes:
     if layer.is_even:
         weight *= np.where((padded != 0).any(1), 2, 1)
     weight /= weight.sum(1, keepdims=True)
-    return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], weight)))
+    return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], padded[:, :0], weight)))
 
 
 class Averages(NamedTuple):
@@ -100,8 +107,8 @@ class Averages(NamedTuple):
         signal: mhat = E Tr dg / dy.
         force: qhat = E |g|^2.
         curvature: E Tr (dg / dw)^2.
-        push: E g, the gradient of the offsets, (n,).
-        stiffness: - E dg / dw, (n, n).
+        push: minus the derivative of `moreau` by the numbers that shift the scores, (k,): E D^T g, see `directions`.
+        stiffness: its second derivative, - E D^T dg / dw D, (k, k).
         margin: smallest determinant of 1 + V d^2 loss / dh^2 over the nodes; the proximal point is unique where it is
             positive.
     """
@@ -112,8 +119,8 @@ class Averages(NamedTuple):
     signal: Float[Array, ""]
     force: Float[Array, ""]
     curvature: Float[Array, ""]
-    push: Float[Array, " n"]
-    stiffness: Float[Array, "n n"]
+    push: Float[Array, " k"]
+    stiffness: Float[Array, "k k"]
     margin: Float[Array, ""]
 
 
@@ -125,24 +132,40 @@ def fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Arra
     return m / jnp.sqrt(rho) * nodes.teacher + spread * nodes.student, jnp.sqrt(rho) * nodes.teacher
 
 
+def directions(layer: WideLayer, nodes: WideNodes) -> Float[Array, "n k N"]:
+    """Return D: the numbers t of the encodings shift the student's scores by D t inside the loss.
+
+    Encodings whose length grows with d shift all coordinates freely. Those of length P, p_1 = -p_2, have a spike of S
+    along their line, of eigenvalue sqrt(d) R. With the tokens' projections z_a on this line it shifts the scores by
+    R ((z_a + p_a) (z_b + p_b) - delta_ab).
+    """
+    if layer.length is None:
+        unit = jnp.eye(layer.seen, layer.shifts, dtype=layer.tau.dtype)[..., None]
+        return jnp.broadcast_to(unit, (*unit.shape[:2], nodes.weight.shape[-1]))
+    z = nodes.along + layer.length * jnp.asarray([[1.0], [-1.0]], layer.tau.dtype)
+    return layer.coordinates(z[:, None] * z - jnp.eye(2, dtype=z.dtype)[..., None])[:, None]
+
+
 def averages(
     layer: WideLayer,
     nodes: WideNodes,
     q: Array,
     m: Array,
     V: Array,
-    offset: Float[Array, " e"],
+    t: Float[Array, " k"],
     guess: Float[Array, "n N"] | None = None,
 ) -> tuple[Averages, Float[Array, "n N"]]:
     """Return the averages over the nodes of one replicate, and the proximal points.
 
     Args:
-        offset: shift of the student's scores inside the loss, (n,); empty for none.
+        t: numbers that shift the student's scores inside the loss, see `directions`; empty for none.
         guess: points from which the proximal points are searched, by default the student's fields.
     """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    h = prox(layer, w, y, V, offset, guess)
-    gradient, H, C = (at_nodes(fn)(layer, h, y, offset) for fn in (_gradient, _hessian, _cross))
+    D = directions(layer, nodes)
+    shift = _shift(D, t)
+    h = prox(layer, w, y, V, shift, guess)
+    gradient, H, C = (at_nodes(fn)(layer, h, y, shift) for fn in (_gradient, _hessian, _cross))
     n = len(h)
     eye = jnp.eye(n, dtype=h.dtype)[..., None]
     matrix = eye + V * H
@@ -156,7 +179,7 @@ def averages(
     def trace(a: Array) -> Array:
         return total(a[i, i] for i in range(n))
 
-    loss = at_nodes(_loss)(layer, h, y, offset)
+    loss = at_nodes(_loss)(layer, h, y, shift)
     square = jnp.sum(gradient**2, 0)
     twice = total(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
     means = Averages(
@@ -166,8 +189,8 @@ def averages(
         signal=mean(trace(by_y)),
         force=mean(square),
         curvature=mean(twice),
-        push=-mean(gradient),
-        stiffness=-mean(by_w),
+        push=-mean(jnp.einsum("ikN,iN->kN", D, gradient)),
+        stiffness=-mean(jnp.einsum("ikN,ijN,jlN->klN", D, by_w, D)),
         margin=lax.stop_gradient(jnp.min(jnp.linalg.det(jnp.moveaxis(matrix, -1, 0)))),
     )
     return means, h
@@ -180,40 +203,69 @@ class Response(NamedTuple):
     information: Float[Array, ""]
 
 
-def response(layer: WideLayer, h: Array, y: Array, V: Array, offset: Array) -> Response:
+def response(layer: WideLayer, h: Array, y: Array, V: Array, shift: Array) -> Response:
     """Return the messages at proximal points h."""
-    H = at_nodes(_hessian)(layer, h, y, offset)
+    H = at_nodes(_hessian)(layer, h, y, shift)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return Response(-at_nodes(_gradient)(layer, h, y, offset), jnp.mean(total(solved[i, i] for i in range(n))))
+    return Response(-at_nodes(_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n))))
 
 
-def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, offset: Float[Array, " e"]) -> Array:
+def two_starts(
+    layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, t: Float[Array, " k"], points: Array
+) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
+    """Return the lowest of given proximal points and those found from two starts, and the weight where they differ.
+
+    The loss of softmax rows is flat far from zero. A search from the student's fields, the first start, then ends
+    nearby although another point may be lower; a search from zero finds it. Of 150,000 nodes with V beta^2 up to 200,
+    the two starts together miss the lowest point at two, the first one at 97.
+    """
+    w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
+    shift = jnp.broadcast_to(_shift(directions(layer, nodes), t), w.shape)
+
+    def energy(h: Array) -> Array:
+        return V * at_nodes(_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
+
+    twice = (jnp.concatenate([a, a], -1) for a in (w, y))
+    both = prox(layer, *twice, V, jnp.concatenate([shift, shift], -1), jnp.concatenate([w, jnp.zeros_like(w)], -1))
+    lowest, differ = points, jnp.zeros(w.shape[1], bool)
+    for other in jnp.split(both, 2, -1):
+        value = energy(lowest)
+        differ |= jnp.max(jnp.abs(other - points), 0) > _APART * (jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho))
+        lowest = jnp.where(energy(other) < value - _SAME * jnp.abs(value), other, lowest)
+    return lowest, jnp.sum(nodes.weight * differ)
+
+
+def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N"]:
+    return jnp.einsum("ikN,k->iN", D, t)
+
+
+def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, t: Float[Array, " k"]) -> Array:
     """Return the loss on fresh sentences without noise."""
     w, y = fields(nodes, q, m, layer.teacher.rho)
-    return jnp.sum(nodes.weight * at_nodes(_loss)(layer, w, y, offset))
+    return jnp.sum(nodes.weight * at_nodes(_loss)(layer, w, y, _shift(directions(layer, nodes), t)))
 
 
 def prox(
-    layer: WideLayer, w: Array, y: Array, V: Array, offset: Array, guess: Array | None = None
+    layer: WideLayer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None
 ) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
     Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
     """
-    layer_, w_, y_, V_, offset_ = lax.stop_gradient((layer, w, y, V, offset))
+    layer_, w_, y_, V_, shift_ = lax.stop_gradient((layer, w, y, V, shift))
     n = len(w)
     eye = jnp.eye(n, dtype=w.dtype)[..., None]
     eps = float(jnp.finfo(w.dtype).eps)
     unit = jnp.sqrt(jnp.mean(y_**2)) + jnp.max(jnp.abs(w_), 0)
 
     def energy(h: Array) -> Array:
-        return V_ * at_nodes(_loss)(layer_, h, y_, offset_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
+        return V_ * at_nodes(_loss)(layer_, h, y_, shift_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
 
     def body(state: tuple) -> tuple:
         h, value, damping, _, count = state
-        residual = h - w_ + V_ * at_nodes(_gradient)(layer_, h, y_, offset_)
-        matrix = (1 + damping) * eye + V_ * at_nodes(_hessian)(layer_, h, y_, offset_)
+        residual = h - w_ + V_ * at_nodes(_gradient)(layer_, h, y_, shift_)
+        matrix = (1 + damping) * eye + V_ * at_nodes(_hessian)(layer_, h, y_, shift_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
         length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
@@ -226,28 +278,32 @@ def prox(
     first = w_ if guess is None else lax.stop_gradient(guess)
     start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
-    return _attach_prox(h, layer, w, y, V, offset)
+    return _attach_prox(h, layer, w, y, V, shift)
 
 
 @with_tangent
 def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
-    h, layer, w, y, V, offset = primals
+    h, layer, w, y, V, shift = primals
 
-    def residual(layer: WideLayer, w: Array, y: Array, V: Array, offset: Array) -> Array:
-        return h - w + V * at_nodes(_gradient)(layer, h, y, offset)
+    def residual(layer: WideLayer, w: Array, y: Array, V: Array, shift: Array) -> Array:
+        return h - w + V * at_nodes(_gradient)(layer, h, y, shift)
 
-    change = derivative_along(residual, (layer, w, y, V, offset), tangents[1:])
-    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_hessian)(layer, h, y, offset)
+    change = derivative_along(residual, (layer, w, y, V, shift), tangents[1:])
+    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_hessian)(layer, h, y, shift)
     return -ldl_solve(matrix, change[:, None])[:, 0]
 
 
 def at_nodes(fn: Any) -> Any:
     """Map a function of one node over the last axis of the fields."""
-    return lambda layer, h, y, offset: jax.vmap(lambda h, y: fn(layer, h, y, offset), -1, -1)(h, y)
+
+    def mapped(layer: WideLayer, h: Array, y: Array, shift: Array) -> Array:
+        return jax.vmap(lambda *at: fn(layer, *at), -1, -1)(h, y, jnp.broadcast_to(shift, h.shape))
+
+    return mapped
 
 
-def _loss(layer: WideLayer, h: Array, y: Array, offset: Array) -> Array:
-    return layer.node_loss(h + offset if offset.size else h, y)
+def _loss(layer: WideLayer, h: Array, y: Array, shift: Array) -> Array:
+    return layer.node_loss(h + shift, y)
 
 
 _gradient = jax.grad(_loss, 1)

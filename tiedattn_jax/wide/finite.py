@@ -66,7 +66,7 @@ class WideData(eqx.Module):
 def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData:
     """Draw n = alpha d^2 sentences. The teacher has the quantiles of its law as eigenvalues, in a random basis.
 
-    Long encodings are orthogonal, with length sqrt(d).
+    Long encodings are orthogonal, with length sqrt(d); those of order one are opposite.
 
     Raises:
         InputError: d is no count of at least two, alpha is not positive, the sentences do not fit into the memory, or
@@ -85,7 +85,8 @@ def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData
     noise = (jnp.tril(half) + jnp.swapaxes(jnp.tril(half), 1, 2)) / jnp.where(jnp.eye(L) > 0, jnp.sqrt(2.0), 1.0)
     p = jnp.zeros((L, d), dtype)
     if model.encodings is not None:
-        p = jnp.sqrt(d) * jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
+        units = jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
+        p = jnp.sqrt(d) * units if model.is_long else model.length * jnp.array([[1.0], [-1.0]], dtype) * units[0]
     return WideData(x + p, teacher, scores(x, teacher) + noise, p)
 
 
@@ -188,7 +189,7 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
     x, p = data.x, data.encodings
     d = x.shape[-1]
     W = jnp.eye(d, dtype=x.dtype)
-    if layer.encodings is not None:
+    if layer.is_long:
         unit = jnp.linalg.qr(p.T)[0]
         W = W - (1 - 1 / jnp.sqrt(jnp.sum(p[0] ** 2))) * unit @ unit.T
     penalty = layer.tau / d * W @ W  # of S', over d^2
@@ -318,7 +319,7 @@ def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: in
 
     y = coordinates(data.scores)
     _, adjoint = jax.vjp(lambda S: coordinates(scores(data.x, S)), jnp.zeros((d, d), data.x.dtype))
-    none = jnp.zeros(0, data.x.dtype)
+    none = jnp.zeros((len(y), 1), data.x.dtype)
 
     def body(state: tuple) -> tuple:
         S, V, g, Lam, _, count = state

@@ -36,6 +36,7 @@ from ..base.report import Description, Printed, entries
 from .spectrum import Eigenvalues, SpectrumLaw, Wishart
 
 LOSSES = "squared", "cross_entropy"
+TARGETS = "softmax", "hardmax"
 LONG = "long"
 _SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
 
@@ -49,7 +50,8 @@ class WideLayer(Printed):
         noise: variance of Gaussian noise on the teacher's scores; those of a token with itself have twice as much.
         teacher: law of the eigenvalues of the teacher's matrix S*.
         tokens: number of tokens L.
-        encodings: None, or "long" for linearly independent encodings whose length grows with d.
+        length: length of the encodings p_1 = -p_2 if it is of order one; else None.
+        is_long: whether there are linearly independent encodings whose length grows with d.
         basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
             where the w_i of random scores are independent and have the variance of S.
         is_even: whether the loss stays the same if all scores change their sign; half of the nodes is then enough.
@@ -59,8 +61,9 @@ class WideLayer(Printed):
     kappa: Float[Array, ""]
     noise: Float[Array, ""]
     teacher: SpectrumLaw
+    length: Float[Array, ""] | None
     tokens: int = eqx.field(static=True)
-    encodings: str | None = eqx.field(static=True)
+    is_long: bool = eqx.field(static=True)
     _basis: tuple = eqx.field(static=True)
     is_even: bool = eqx.field(static=True)
 
@@ -73,7 +76,7 @@ class WideLayer(Printed):
         kappa: Number = 1.0,
         noise: Number = 0.0,
         tokens: int = 2,
-        encodings: str | None = None,
+        encodings: str | Number | None = None,
     ):
         self.kappa = require_positive(kappa, "kappa")
         if (tau is None) == (lam is None):
@@ -85,7 +88,11 @@ class WideLayer(Printed):
         self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
         require_count(tokens, "tokens")
         self.tokens = tokens
-        self.encodings = require_choice(encodings, "encodings", (None, LONG))
+        self.is_long = isinstance(encodings, str)
+        if self.is_long:
+            require_choice(encodings, "encodings", (LONG,))
+        has_length = not (self.is_long or encodings is None)
+        self.length = require_positive(encodings, "encodings", self.tau.dtype) if has_length else None
         self._basis, self.is_even = (), False
         self._basis, self.is_even = _probed(self)
         if encodings is not None and (tokens, self.seen) != (2, 2):
@@ -95,6 +102,21 @@ class WideLayer(Printed):
     @abc.abstractmethod
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
         """Return the loss of a sentence from the symmetric scores of the student and of the teacher."""
+
+    @property
+    def encodings(self) -> str | Float[Array, ""] | None:
+        """None, "long", or the length of the encodings."""
+        return LONG if self.is_long else self.length
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether labels show only where the largest score of every row is, as those of a hardmax do."""
+        return False
+
+    @property
+    def shifts(self) -> int:
+        """Number of free numbers by which the encodings shift the scores: the offsets, or the spike."""
+        return self.seen if self.is_long else int(self.length is not None)
 
     @property
     def basis(self) -> Float[np.ndarray, "n L L"]:
@@ -125,23 +147,26 @@ class WideLayer(Printed):
 class WideDotProduct(WideLayer):
     """Tied dot-product attention of extensive rank: row-wise softmax of beta times the scores.
 
-    The target is (1 - omega) softmax(beta Y) + omega A.
+    The target is (1 - omega) softmax(beta Y) + omega A. Hard attention has a hardmax in place of its softmax, one where
+    a row has its largest score and zero elsewhere: `bayes`, `sample_data`, `train` and `gamp` take it.
 
     Attributes:
         beta: inverse temperature.
         omega: positional share of the target, in [0, 1].
         mixing: the positional part A of the target, (L, L), rows summing to one.
         loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy".
+        target: "softmax" or "hardmax".
 
     Raises:
         InputError: a number is out of range, `tau` and `lam` are both given or both missing, the teacher has a
-            negative or infinite eigenvalue or only zeros, or `encodings` or `loss` has another name.
+            negative or infinite eigenvalue or only zeros, or `encodings`, `loss` or `target` has another name.
     """
 
     beta: Float[Array, ""]
     omega: Float[Array, ""]
     mixing: Float[Array, "L L"]
     loss_name: str = eqx.field(static=True)
+    target: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -152,10 +177,11 @@ class WideDotProduct(WideLayer):
         kappa: Number = 1.0,
         omega: Number = 0.0,
         mixing: Any = None,
-        encodings: str | None = None,
+        encodings: str | Number | None = None,
         noise: Number = 0.0,
         tokens: int = 2,
         loss: str = "squared",
+        target: str = "softmax",
         teacher: SpectrumLaw | Any = None,
     ):
         require_count(tokens, "tokens", minimum=2)
@@ -170,14 +196,46 @@ class WideDotProduct(WideLayer):
             is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
             require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
         self.loss_name = require_choice(loss, "loss", LOSSES)
+        self.target = require_choice(target, "target", TARGETS)
         law = Wishart(0.5) if teacher is None else teacher
         super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
 
+    @property
+    def is_hard(self) -> bool:
+        return self.target == "hardmax"
+
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
-        target = (1 - self.omega) * jax.nn.softmax(self.beta * Y, -1) + self.omega * self.mixing
+        if self.is_hard:
+            rows = jax.nn.one_hot(jnp.argmax(Y, -1), self.tokens, dtype=Y.dtype)
+        else:
+            rows = jax.nn.softmax(self.beta * Y, -1)
+        target = (1 - self.omega) * rows + self.omega * self.mixing
         if self.loss_name == "squared":
             return 0.5 * jnp.sum((jax.nn.softmax(self.beta * H, -1) - target) ** 2)
         return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
+
+
+def require_smooth(layer: WideLayer) -> None:
+    """Refuse labels that jump with the scores."""
+    if layer.is_hard:
+        text = "must be softmax for the theory of training, got hardmax: use `bayes`, or `train` in finite dimension"
+        raise InputError("target", text)
+
+
+def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
+    """Return the reduced echelon form: the same rows for equal spaces, so that equal losses share programs."""
+    rows, n = rows.copy(), 0
+    for column in rows.T:  # a view, which follows the rows
+        pivot = n + np.argmax(np.abs(column[n:]))
+        if abs(column[pivot]) > _SEEN:
+            rows[[n, pivot]] = rows[[pivot, n]]
+            rows[n] /= column[n]
+            others = np.arange(len(rows)) != n
+            rows[others] -= np.outer(column[others], rows[n])
+            n += 1
+        if n == len(rows):
+            break
+    return np.round(rows, digits)
 
 
 def _probed(layer: WideLayer) -> tuple[tuple, bool]:
@@ -208,12 +266,12 @@ def _probed(layer: WideLayer) -> tuple[tuple, bool]:
         gradients = np.asarray(jax.vmap(jax.grad(of_scores))(jnp.asarray(draws))).reshape(-1, len(rows))
     if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
-    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B u.
-    _, sizes, directions = np.linalg.svd(gradients, full_matrices=False)
-    B = directions[sizes > _SEEN * sizes[0]].T
-    if not B.size or sizes[0] == 0:
+    _, sizes, seen = np.linalg.svd(gradients, full_matrices=False)
+    if sizes[0] == 0:
         raise InputError("loss", "must depend on the scores, got a constant")
+    B = _echelon(seen[sizes > _SEEN * sizes[0]], 12 if gradients.dtype == np.float64 else 5).T
+    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B^+^T u.
     values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
     C = vectors * np.sqrt(values_) @ vectors.T
-    basis = np.einsum("in,iab->nab", B @ C, units)
+    basis = np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
     return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist()), is_even and layer.encodings is None

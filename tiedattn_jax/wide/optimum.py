@@ -4,6 +4,9 @@ Labels that are an injective function of the scores that the loss sees reveal n 
 do. The Bayes-optimal error e = ||<S> - S*||^2 / d then is that of a matrix that is observed with Gaussian noise,
 
     e = Delta - (4 pi^2 / 3) Delta^2 int rho_Y^3,   Y = S* + sqrt(Delta) G,   Delta = (e + noise) / (2 alpha n).
+
+Other labels have Delta = 1 / (2 alpha I), where I(e) is their Fisher information on the scores, of which the optimal
+learner knows all but the variance e. Those of hard attention show the signs of h_11 - h_12 and h_22 - h_12 only.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import ndtr
+from jax.scipy.stats import norm
 from jaxtyping import Array, Float, Int, PyTree
 
 from ..averages.program import program
-from ..base.arrays import Number, precise
+from ..base.arrays import Number, precise, total
 from ..base.derivatives import bisected_root, with_root
 from ..base.errors import InputError, is_concrete, require_choice, require_positive
 from ..base.kinds import form_of
@@ -25,12 +30,15 @@ from ..base.report import Description, rows_of
 from ..base.results import Result, Status
 from ..theory.quantities import Quantity
 from .channel import WideNodes, wide_nodes
-from .layer import WideLayer
+from .layer import WideDotProduct, WideLayer, require_smooth
 from .solve import without_content
 from .spectrum import SpectrumLaw, Wishart, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
 _DELTAS = 1e-12, 1e6  # of Delta over rho
+_REACH = 8.0  # of an integral over a normal number
+_PLACES, _ANGLES = 97, 12  # of the integrals for hard attention, which are then right to 1e-10
+_LEAST = 1e-12  # probability of signs below which they contribute nothing
 
 
 class WideOptimum(Result):
@@ -73,12 +81,12 @@ def _log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) 
 def bayes_wide(model: WideLayer, alpha: Number, *, nodes: Any = None, start: str | None = None) -> WideOptimum:
     """Solve for the Bayes-optimal learner of a wide layer; this is `bayes` for a `WideLayer`.
 
-    The labels must reveal the scores that the loss sees, as softmax rows do. Neither omega nor the encodings matter as
-    long as omega is below one, because they are known.
+    The labels must reveal the scores that the loss sees, as softmax rows do, or be those of hard attention
+    (`target="hardmax"`). Neither omega nor the encodings matter as long as omega is below one, because they are known.
 
     Raises:
-        InputError: alpha is not positive, omega is one, or `nodes` or `start` are given: there is nothing to average,
-            and one state only.
+        InputError: alpha is not positive, omega is one, hard attention has more than two tokens, or `nodes` or `start`
+            are given: there is nothing to average, and one state only.
     """
     for name, value in (("nodes", nodes), ("start", start)):
         if value is not None:
@@ -86,6 +94,8 @@ def bayes_wide(model: WideLayer, alpha: Number, *, nodes: Any = None, start: str
     omega = getattr(model, "omega", 0.0)
     if is_concrete(omega) and float(omega) >= 1:
         raise InputError("omega", f"must be below one for the optimal learner, got omega={float(omega)}")
+    if model.is_hard and model.tokens != 2:
+        raise InputError("tokens", f"must be two for hard attention, got tokens={model.tokens}")
     return _optimum(model, require_positive(alpha, "alpha", model.tau.dtype))
 
 
@@ -95,15 +105,58 @@ def error_of_noise(law: SpectrumLaw, Delta: Float[Array, ""]) -> Float[Array, ""
     return Delta - 4 * np.pi**2 / 3 * Delta**2 * jnp.sum(Y.weight * Y.density**2)
 
 
+def information(layer: WideLayer, error: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the Fisher information of a sentence's labels on the scores, of which all but the variance is known."""
+    V = error + layer.noise
+    return _of_signs(layer.teacher.rho - error, V) if layer.is_hard else layer.seen / V
+
+
+def _of_signs(q: Float[Array, ""], V: Float[Array, ""]) -> Float[Array, ""]:
+    """Return E sum_s |dP_s|^2 / P_s: labels are the signs s of two fields of mean u and covariance V [[3, 1], [1, 3]].
+
+    The mean has covariance q [[3, 1], [1, 3]]. With k = s u / sqrt(3 V), the probability of the signs is that of two
+    normals of correlation r = s_1 s_2 / 3 below k. The integrand varies within |k| of order one, so u = sinh(t).
+    """
+    scale = jnp.sqrt(1 + q / V)
+    reach = jnp.arcsinh(_REACH * scale)
+    t = reach * jnp.linspace(-1, 1, _PLACES, dtype=V.dtype)
+    x, density = jnp.sinh(t) / scale, jnp.cosh(t) / scale * (t[1] - t[0])  # u = sqrt(3 q) x
+    x, y = x[:, None], x
+    weight = (
+        density[:, None] * density * jnp.exp(-(x**2 - 2 / 3 * x * y + y**2) / (16 / 9)) / (2 * np.pi * np.sqrt(8 / 9))
+    )
+    a, b = (jnp.sqrt(q / V) * field for field in (x, y))
+
+    def of_pair(b: Array, r: float) -> Array:
+        P = _below(a, b, r)
+        by_a, by_b = (norm.pdf(one) * ndtr((other - r * one) / np.sqrt(1 - r**2)) for one, other in ((a, b), (b, a)))
+        squares = 3 * by_a**2 + 3 * by_b**2 + 6 * r * by_a * by_b
+        return jnp.sum(weight * jnp.where(_LEAST < P, squares / jnp.maximum(P, _LEAST), 0.0))
+
+    # Signs that are all turned contribute the same.
+    return 2 * (of_pair(b, 1 / 3) + of_pair(-b, -1 / 3)) / (3 * V)
+
+
+def _below(a: Array, b: Array, r: float) -> Array:
+    """Return the probability that two normals of correlation r lie below a and b (Plackett 1954)."""
+    nodes, weights = np.polynomial.legendre.leggauss(_ANGLES)
+    angle, weights = np.arcsin(r) * (nodes + 1) / 2, np.arcsin(r) * weights / 2
+    terms = (
+        w * jnp.exp(-(a**2 + b**2 - 2 * a * b * sine) / (2 * (1 - sine**2)))
+        for w, sine in zip(weights, np.sin(angle), strict=True)
+    )
+    return ndtr(a) * ndtr(b) + total(terms) / (2 * np.pi)
+
+
 @program
 @precise
 def _optimum(layer: WideLayer, alpha: Float[Array, ""]) -> WideOptimum:
-    law, n = layer.teacher, layer.seen
+    law = layer.teacher
     # The error over Delta tends to 1 - p^2, where p is the share of the teacher's eigenvalues that are zero.
-    perfect = jnp.where(layer.noise > 0, jnp.inf, (1 - law.zeros**2) / (2 * n))
+    perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.zeros**2) / (2 * layer.seen))
 
     def excess(Delta: Array, layer: WideLayer, alpha: Array) -> Array:  # increases with Delta
-        return 2 * alpha * n - (error_of_noise(layer.teacher, Delta) + layer.noise) / Delta
+        return 2 * alpha * Delta * information(layer, error_of_noise(layer.teacher, Delta)) - 1
 
     low, high = (law.rho * bound for bound in _DELTAS)
     Delta = _log_root(excess, low, high, layer, alpha)
@@ -132,6 +185,7 @@ def onset(model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket:
     for name, value in (("settings", settings), ("bracket", bracket)):
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_smooth(model)
     rule = wide_nodes(model, nodes)
     meaning = "from here on a wide layer attends to content"
 
@@ -165,25 +219,43 @@ def threshold_wide(model: WideLayer, name: str, *, nodes: Any = None) -> Quantit
     "perfect_recovery": from here on labels without noise reveal the teacher to the optimal learner, by counting.
     "ridge_recovery": from here on training finds the teacher for tau -> 0. It is the statistical dimension of the cone
     of directions along which the trace of a positive semidefinite matrix does not grow (Amelunxen et al. 2014).
-
     Both need labels without noise that reveal the scores that the loss sees, and a `Wishart` teacher.
 
+    "position": the share A_11 of the target, at the A_22 of the layer, from which on position is learned. Tied
+    attention is positive semidefinite: below A_11 + A_22 = 1 the target asks the tokens to attend to each other. Both
+    losses stay the same if the scores change their sign and the columns of A are exchanged, so neither alpha nor tau,
+    beta, omega or the encodings' length move this boundary. `WidePoint.slack` changes its sign there.
+
     Raises:
-        InputError: the name is another one, `nodes` are given, or the layer has noise or another teacher.
+        InputError: the name is another one, `nodes` are given, or the layer has noise, another teacher, hard attention,
+            or, for "position", no encodings.
     """
-    name = require_choice(name, "name", tuple(_THRESHOLDS))
+    name = require_choice(name, "name", (*_THRESHOLDS, "position"))
     if nodes is not None:
         raise InputError("nodes", f"must be left out for a wide layer, got nodes={nodes!r}")
+    value, meaning = _position(model) if name == "position" else _recovery(model, name)
+
+    def values(layer: Any) -> Array:  # an exact number has two equal replicates
+        return jnp.broadcast_to(value(layer), (2,))
+
+    return Quantity.of_model(values, model, name="A_11" if name == "position" else "alpha", event=name, meaning=meaning)
+
+
+def _position(model: WideLayer) -> tuple[Callable[[Any], Array], str]:
+    if not isinstance(model, WideDotProduct) or model.encodings is None:
+        raise InputError("model", f"must be a WideDotProduct with encodings for position, got {type(model).__name__}")
+    return lambda layer: 1 - layer.mixing[1, 1], "from here on position is learned"
+
+
+def _recovery(model: WideLayer, name: str) -> tuple[Callable[[Any], Array], str]:
     if not isinstance(model.teacher, Wishart):
         raise InputError("teacher", f"must be a Wishart law for thresholds, got {model.teacher!r}")
+    if model.is_hard:
+        raise InputError("target", "must be softmax for recovery, got target='hardmax'")
     if is_concrete(model.noise) and float(model.noise) > 0:
         raise InputError("noise", f"must be zero for recovery, got noise={float(model.noise)}")
     value, meaning = _THRESHOLDS[name]
-
-    def alphas(layer: Any) -> Array:  # an exact number has two equal replicates
-        return jnp.broadcast_to(value(layer.teacher.kappa) / layer.seen, (2,))
-
-    return Quantity.of_model(alphas, model, name="alpha", event=name, meaning=meaning)
+    return lambda layer: value(layer.teacher.kappa) / layer.seen, meaning
 
 
 def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:

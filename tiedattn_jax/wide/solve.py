@@ -26,14 +26,15 @@ from ..base.errors import InputError, require_kind, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
-from .channel import Averages, WideNodes, averages, fields, test_error, wide_nodes
-from .layer import WideLayer
+from .channel import Averages, WideNodes, averages, fields, test_error, two_starts, wide_nodes
+from .layer import WideLayer, require_smooth
 from .spectrum import convolution, prior, stability
 
 _TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
 _ROUNDING = 1e3  # units in the last place of such a change in single precision
 _MOST_STEPS = 100
-_NEAR = 0.3  # relative change from which on Newton's steps are tried
+_JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
+_PATIENCE = 12  # steps after which the map is damped, because it may alternate between two places
 _LONGEST = 0.5  # relative length of a Newton step
 _START = 0.5, 0.4, 0.7  # q, m, V over rho
 
@@ -46,7 +47,10 @@ class WideState(eqx.Module):
         m: Tr S S* / d.
         V: response.
         Lam, M, N: conjugates; the trained matrix is (Y - tau)_+ / Lam with Y = M S* + sqrt(N) G.
-        offset: shift of the scores by the encodings, in the directions that the loss sees, (n,).
+        offset: numbers of the encodings, (k,): the shift of the scores in the directions that the loss sees if the
+            encodings are long, the spike R if their length is of order one.
+        slack: distance of the offset from the boundary of the cone, see `_cone`. Negative where the target asks the
+            tokens to attend to each other, which is beyond it: then to first order that of the unconstrained offset.
         trace: Tr S / d.
         train_loss: loss of a training sentence.
         gen_error: loss on fresh sentences without noise.
@@ -55,7 +59,9 @@ class WideState(eqx.Module):
         share: share of the eigenvalues of S that are not zero.
         largest: largest eigenvalue of S.
         replicon: below one in a state of stable replica symmetry; infinite where the bound on the rank binds.
-        margin: least determinant of the proximal equations; the proximal points are unique where it is positive.
+        margin: least determinant of the proximal equations; proximal points are minima where it is positive.
+        jumps: share of sentences at which two starts of the proximal operator end at different points, of which the
+            lower one is taken. The equations lack its jumps.
         binds: whether the bound on the rank binds.
         residual: relative change of the order parameters in a step.
         status: `Status` as an integer.
@@ -67,7 +73,8 @@ class WideState(eqx.Module):
     Lam: Float[Array, "*R"]
     M: Float[Array, "*R"]
     N: Float[Array, "*R"]
-    offset: Float[Array, "*R n"]
+    offset: Float[Array, "*R k"]
+    slack: Float[Array, "*R"]
     trace: Float[Array, "*R"]
     train_loss: Float[Array, "*R"]
     gen_error: Float[Array, "*R"]
@@ -77,6 +84,7 @@ class WideState(eqx.Module):
     largest: Float[Array, "*R"]
     replicon: Float[Array, "*R"]
     margin: Float[Array, "*R"]
+    jumps: Float[Array, "*R"]
     binds: Array
     residual: Float[Array, "*R"]
     status: Int[Array, "*R"]
@@ -105,7 +113,7 @@ class WidePoint(Replicated):
     }
     q, m, V = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     Lam, M, N = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    offset, trace = MeanField[Array](), MeanField[Array]()
+    offset, slack, trace = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     train_loss, gen_error, energy = MeanField[Array](), MeanField[Array](), MeanField[Array]()
     distance, share, largest, replicon = MeanField[Array](), MeanField[Array](), MeanField[Array](), MeanField[Array]()
 
@@ -113,8 +121,18 @@ class WidePoint(Replicated):
     def title(self) -> str:
         return f"{type(self.model).__name__} at alpha = {self.alpha:g}"
 
+    @property
+    def R(self) -> Float[Array, "*batch"]:
+        """Spike of encodings whose length is of order one: sqrt(d) R is the eigenvalue of S along their line."""
+        if self.model.length is None:
+            raise InputError("encodings", f"must be a number for a spike R, got {self.model.encodings!r}")
+        return self.offset[..., 0]
+
     def details(self) -> list[Row]:
-        rows = rows_of({"offset": self.offset}, {"offset": self.stderr.offset}) if self.offset.size else []
+        offset, error, name = self.offset, self.stderr.offset, "offset"
+        if self.model.length is not None:
+            offset, error, name = offset[0], error[0], "R"
+        rows = rows_of({name: offset}, {name: error}) if self.offset.size else []
         bound = "rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"
         return [*rows, *[bound] * bool(self.replicates.binds.any())]
 
@@ -169,6 +187,7 @@ class _Setting(NamedTuple):
     """The layer, its data and the constraints in a search on one replicate.
 
     Attributes:
+        points: proximal points at the nodes, from which those nearby are searched.
         binds: whether the rank is bounded by kappa d.
         held: whether the offsets stay on the boundary of the cone, see `_cone`.
     """
@@ -176,6 +195,7 @@ class _Setting(NamedTuple):
     layer: WideLayer
     alpha: Float[Array, ""]
     nodes: WideNodes
+    points: Float[Array, "n N"]
     binds: Bool[Array, ""]
     held: Bool[Array, ""]
 
@@ -183,74 +203,72 @@ class _Setting(NamedTuple):
     def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes) -> _Setting:
         """Return a setting without constraints."""
         no = jnp.asarray(False)
-        return cls(layer, alpha, nodes, no, no)
+        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), no, no)
 
-    @property
-    def size(self) -> int:
-        """Number of the offsets."""
-        return 0 if self.layer.encodings is None else self.layer.seen
-
-    def channel(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Averages, Float[Array, "n N"]]:
-        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], guess)
+    def channel(self, v: Float[Array, " k"]) -> tuple[Averages, Float[Array, "n N"]]:
+        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points)
 
     def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
         return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
 
-    def hats(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
+    def hats(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
         """Return the conjugates of (q, m, V) and the next offsets, and the proximal points."""
-        A, h = self.channel(v, guess)
+        A, h = self.channel(v)
         return jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)]), h
 
-    def orders(self, hats: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
+    def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
         """Return (q, m, V) and the offsets, and the share of the eigenvalues that are not zero."""
-        Lam, M, N = hats[:3]
+        Lam, M, N = u[:3]
         tau, curve = self.layer.tau, convolution(self.layer.teacher, M, N)
         P = prior(curve, tau, curve.first_place(tau, self.layer.kappa, self.binds))
-        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), hats[3:]]), P.share
+        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), u[3:]]), P.share
 
-    def map(self, v: Float[Array, " k"]) -> Float[Array, " k"]:
-        """Return the right-hand sides of the equations for (q, m, V) and the offsets."""
-        return self.orders(self.hats(v)[0])[0]
+    def map(self, u: Float[Array, " k"]) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+        """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets.
 
-    def step(self, v: Float[Array, " k"], guess: Array | None = None) -> tuple[Array, Array, Array, Array]:
-        """Return `map`, its Jacobian, the share of the eigenvalues that are not zero, and the proximal points."""
+        Also returns them again, (q, m, V) with the offsets, the share of the eigenvalues that are not zero, and the
+        proximal points.
+        """
+        v, share = self.orders(u)
+        image, h = self.hats(v)
+        return image, (image, v, share, h)
 
-        def channel(v: Array) -> tuple[Array, tuple[Array, Array]]:
-            hats, h = self.hats(v, guess)
-            return hats, (hats, h)
+    def two_starts(self, v: Float[Array, " k"]) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
+        """Return the lowest proximal points that two starts find, and the weight where these differ."""
+        return two_starts(self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points)
 
-        def orders(hats: Array) -> tuple[Array, tuple[Array, Array]]:
-            image, share = self.orders(hats)
-            return image, (image, share)
-
-        outer, (hats, h) = jax.jacfwd(channel, has_aux=True)(v)
-        inner, (image, share) = jax.jacfwd(orders, has_aux=True)(hats)
-        return image, inner @ outer, share, h
-
-    def offsets(self, t: Float[Array, " n"], A: Averages) -> Float[Array, " n"]:
-        """Return the offsets after a Newton step for E g = 0; zero without encodings."""
+    def offsets(self, t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+        """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size:
             return t
-        free = t + solve(A.stiffness, A.push[:, None])[:, 0]
-        # On the boundary of the cone the offsets move along one line.
-        normal = _cone(self.layer)
-        along = jnp.asarray([-normal[1], normal[0]], t.dtype)
-        place = along @ t + along @ A.push / (along @ A.stiffness @ along)
-        return jnp.where(self.held, along * place, free)
+        # On the boundary of the cone the offsets move in its plane, and a spike is zero.
+        along = jnp.asarray(np.linalg.svd(_cone(self.layer)[None])[2][1:], t.dtype)
+        held = jnp.zeros_like(t)
+        if len(along):
+            held = along.T @ (along @ t + solve(along @ A.stiffness @ along.T, along @ A.push[:, None])[:, 0])
+        return jnp.where(self.held, held, _unconstrained(t, A))
 
 
-def _cone(layer: WideLayer) -> Float[np.ndarray, " n"]:
-    """Return the vector whose product with the offsets of two tokens is T_11 + T_22 - 2 T_12, which is at least zero.
+def _unconstrained(t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+    """Return the offsets after a Newton step for a vanishing push."""
+    return t + solve(A.stiffness, A.push[:, None])[:, 0] if t.size else t
 
-    The encodings shift the scores by a positive semidefinite matrix T. The loss does not see a common shift of all
-    scores, so this is all that is left of the condition.
+
+def _cone(layer: WideLayer) -> Float[np.ndarray, " k"]:
+    """Return the vector whose product with the numbers of the encodings is at least zero.
+
+    Encodings of length of order one have a spike R, which is positive. Long ones shift the scores by a positive
+    semidefinite matrix T. The loss of two tokens does not see a common shift of all scores, so all that is left of the
+    condition is that T_11 + T_22 - 2 T_12 is at least zero.
     """
+    if not layer.is_long:
+        return np.ones(1)
     c = np.array([1.0, -1.0])
     normal = np.einsum("nab,a,b->n", layer.basis, c, c)
     return normal / np.linalg.norm(normal)
 
 
-def _height(layer: WideLayer, t: Float[Array, " n"]) -> Float[Array, ""]:
+def _height(layer: WideLayer, t: Float[Array, " k"]) -> Float[Array, ""]:
     """Return the distance of the offsets from the boundary of the cone, negative outside; zero without encodings."""
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
 
@@ -259,57 +277,63 @@ def _tolerance(v: Float[Array, " k"]) -> float:
     return max(_TOL, _ROUNDING * float(jnp.finfo(v.dtype).eps))
 
 
-def _size(v: Float[Array, " k"], rho: Float[Array, ""]) -> Float[Array, " k"]:
+def _size(u: Float[Array, " k"], rho: Float[Array, ""]) -> Float[Array, " k"]:
     """Return the scale of every unknown; offsets are measured in units of the teacher's scores."""
-    return jnp.abs(v) + jnp.where(jnp.arange(len(v)) < 3, 0.0, jnp.sqrt(rho))
+    return jnp.abs(u) + jnp.where(jnp.arange(len(u)) < 3, 0.0, jnp.sqrt(rho))
 
 
 def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Setting, Float[Array, ""]]:
-    """Return a root of ``map(v) = v``, the constraints that hold there, and the relative change in the last step.
+    """Return the orders v at a root of ``map(u) = u``, the setting there, and the relative change in the last step.
 
+    The unknowns are the conjugates: near the onset of content they hardly move, while q changes by orders of magnitude.
     The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. If the root
-    violates a constraint, the constraint is imposed, and the search goes on.
+    violates a constraint, the constraint is imposed, and the search goes on; it also does if proximal points from
+    another start are lower.
     """
     frozen = lax.stop_gradient(setting)
     rho, tol = frozen.layer.teacher.rho + frozen.layer.noise, _tolerance(start)
 
     def body(state: tuple) -> tuple:
-        v, h, binds, held, _, count = state
-        image, J, share, h = frozen._replace(binds=binds, held=held).step(v, h)
-        r = image - v
-        newton = jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - J, r)
-        after = v + newton
-        length, change = (jnp.max(jnp.abs(a) / _size(v, rho)) for a in (newton, r))
-        is_good = (length < _LONGEST) & (change < _NEAR)
-        is_good &= (after[0] > 0) & (after[2] > 0) & (after[0] * rho > after[1] ** 2)
+        u, points, binds, held, _, count = state
+        now = frozen._replace(points=points, binds=binds, held=held)
+        J, (image, v, share, points) = jax.jacfwd(now.map, has_aux=True)(u)
+        r = image - u
+        newton = jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - J, r)
+        after = u + newton
+        length, change = (jnp.max(jnp.abs(a) / _size(u, rho)) for a in (newton, r))
+        is_good = (length < _LONGEST) & jnp.all(after[:3] > 0)
         ended = change <= tol
-        must_hold, must_bind = held | (_height(setting.layer, v[3:]) < 0), binds | (share > frozen.layer.kappa)
-        goes_on = ended & ((must_hold != held) | (must_bind != binds))
+        must_hold, must_bind = held | (_height(setting.layer, u[3:]) < 0), binds | (share > frozen.layer.kappa)
+        lower = lax.cond(ended, lambda v: now._replace(points=points).two_starts(v)[0], lambda v: points, v)
+        goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
         binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
-        return jnp.where(is_good, after, image), h, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
+        image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
+        return jnp.where(is_good, after, image), lower, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
     def unfinished(state: tuple) -> Array:
         return (state[-2] > tol) & (state[-1] < _MOST_STEPS)
 
     v = lax.stop_gradient(start)
     w, _ = fields(frozen.nodes, v[0], v[1], rho)
-    first = (v, w, setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
-    v, _, binds, held, length, _ = lax.while_loop(unfinished, body, first)
-    setting = setting._replace(binds=binds, held=held)
-    return _attach_root(v, setting), setting, length
+    u, points = frozen._replace(points=w).hats(v)
+    first = (u, points, setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
+    u, points, binds, held, length, _ = lax.while_loop(unfinished, body, first)
+    setting = setting._replace(points=points, binds=binds, held=held)
+    return setting.orders(_attach_root(u, setting))[0], setting, length
 
 
 @with_tangent
 def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
-    v, setting = primals
-    change = derivative_along(lambda s: s.map(v), (setting,), tangents[1:])
-    return jnp.linalg.solve(jnp.eye(len(v), dtype=v.dtype) - setting.step(v)[1], change)
+    u, setting = primals
+    change = derivative_along(lambda s: s.map(u)[0], (setting,), tangents[1:])
+    J, _ = jax.jacfwd(setting.map, has_aux=True)(u)
+    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - J, change)
 
 
 def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
     """Return the unknowns at q = m = V = 0, with the best offsets, and the constraint that holds there."""
-    zeros = jnp.zeros(3 + setting.size, setting.alpha.dtype)
-    if not setting.size:
+    zeros = jnp.zeros(3 + setting.layer.shifts, setting.alpha.dtype)
+    if not setting.layer.shifts:
         return zeros, setting
     frozen, tol = lax.stop_gradient(setting), _tolerance(zeros)
     unit = jnp.sqrt(frozen.layer.teacher.rho)
@@ -368,7 +392,8 @@ def _state(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Array) -> Wi
 def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]) -> WideState:
     """Return the state at the unknowns v; q = 0 is the layer without content."""
     layer, law = setting.layer, setting.layer.teacher
-    A, _ = setting.channel(v)
+    A, points = setting.channel(v)
+    jumps = lax.stop_gradient(setting._replace(points=points).two_starts(v)[1])
     Lam, M, N = setting.conjugates(A)
     q, m, V, offset = v[0], v[1], v[2], v[3:]
     curve = convolution(law, M, N)
@@ -379,7 +404,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
     energy = setting.alpha * A.train_loss + layer.tau * trace
     status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
-    status = jnp.where((A.margin <= 0) & (status == Status.converged), Status.unresolved, status)
+    status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)
     return WideState(
         q,
         m,
@@ -388,6 +413,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
         M,
         N,
         offset,
+        _height(layer, _unconstrained(offset, A)),
         trace,
         train_loss=A.train_loss,
         gen_error=test_error(layer, setting.nodes, q, m, offset),
@@ -397,6 +423,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
         largest=jnp.where(q > 0, (curve.top - layer.tau) / Lam, 0.0),
         replicon=jnp.where(setting.binds, jnp.inf, replicon),
         margin=A.margin,
+        jumps=jumps,
         binds=setting.binds,
         residual=residual,
         status=status,
@@ -432,18 +459,15 @@ def solve_wide(
     for name, value in (("branch", branch), ("rtol", rtol), ("settings", settings)):
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_smooth(model)
     alpha = require_positive(alpha, "alpha", model.tau.dtype)
-    rule, n = wide_nodes(model, nodes), model.seen if model.encodings else 0
+    rule = wide_nodes(model, nodes)
     if start is None:
-        q, m, V = _START
-        orders, offset = (
-            jnp.stack([q * model.teacher.rho, m * model.teacher.rho, V * model.teacher.rho]),
-            jnp.zeros(n),
-        )
+        orders, offset = jnp.asarray(_START) * model.teacher.rho, jnp.zeros(model.shifts)
     else:
         require_kind(start, "start", WidePoint, "a state of a wide layer")
         orders, offset = jnp.stack([start.q, start.m, start.V]), start.offset
-        if offset.shape != (n,):
-            raise InputError("start", f"must have {n} offsets like the layer, got {offset.shape[0]}")
+        if offset.shape != (model.shifts,):
+            raise InputError("start", f"must have {model.shifts} offsets like the layer, got {offset.shape[0]}")
     first = jnp.concatenate([orders, offset.astype(alpha.dtype)])
     return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first)))
