@@ -9,8 +9,6 @@ from made import overlaps_of
 import tiedattn_jax as ta
 from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted, fields, whiten
-from tiedattn_jax.base import arrays
-from tiedattn_jax.base.arrays import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -102,45 +100,6 @@ def test_whitening_undoes_fields(model):
     mean = x.m[:, 0, None] + x.theta[:, 0] / 0.25 * y[:, 0]
     expected = jnp.sum(-0.5 * (h[:, 0] - mean) ** 2 / variance - 0.5 * jnp.log(variance), 0)
     np.testing.assert_allclose(log_density, expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize("unrolled", [0, 4])
-def test_small_linear_algebra(monkeypatch, unrolled):
-    """`ldl_solve` and `apply` agree with numpy, entry by entry and with a loop over the pivots."""
-    monkeypatch.setattr(arrays, "_UNROLLED", unrolled)
-    rng = np.random.default_rng(0)
-    A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
-    A = A + A.swapaxes(0, 1)
-    expected = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
-    A, b = jnp.asarray(A), jnp.asarray(b)
-    np.testing.assert_allclose(ldl_solve(A, b), expected, rtol=1e-9)
-    np.testing.assert_allclose(ldl_solve(A, jnp.stack([b, 2 * b], 1))[:, 1], 2 * expected, rtol=1e-9)
-    indefinite = jnp.array([[-4.0, 0.0], [0.0, 0.1]])[..., None]
-    np.testing.assert_allclose(ldl_solve(indefinite, jnp.ones((2, 1)), jnp.array([1.0, 0.5])), [[0.25], [2.0]])
-    matrix, v = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 5))
-    np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
-
-
-@pytest.mark.parametrize("r", [1, 2, 3, 4, 5])
-def test_matrices_of_order_parameters(r):
-    """Cholesky factors, inverses and solves agree with numpy; up to four columns they are done by arithmetic.
-
-    The matrices are symmetric, triangular, or unsymmetric with positive leading minors.
-    """
-    rng = np.random.default_rng(r)
-    root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
-    diagonal = np.arange(r)
-    root[:, diagonal, diagonal] = np.abs(root[:, diagonal, diagonal]) + 0.1
-    a = root @ root.swapaxes(1, 2)
-    np.testing.assert_allclose(arrays.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
-    for matrix in (a, root, np.eye(r) + a * rng.uniform(size=(3, 1, r))):
-        np.testing.assert_allclose(arrays.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
-        expected = np.linalg.solve(matrix, b)
-        np.testing.assert_allclose(arrays.solve(jnp.asarray(matrix), jnp.asarray(b)), expected, rtol=1e-9)
-    assert arrays.positive_definite(jnp.asarray(a))
-    for entry in (-1.0, 0.0, np.nan):
-        a[1, -1, -1] = entry
-        assert not arrays.positive_definite(jnp.asarray(a))
 
 
 def test_nodes_near_a_jump_share_their_weight():

@@ -235,6 +235,9 @@ def _offsets(state):
 def test_tied_attention_cannot_prefer_the_other_token(mixing, offsets):
     model = layer(tau=0.1, omega=0.4, loss="cross_entropy", mixing=mixing, encodings="long")
     np.testing.assert_allclose(_offsets(ta.solve(model, 1.0)), offsets, atol=6e-6)
+    empty = ta.solve(layer(tau=50.0, omega=0.4, loss="cross_entropy", mixing=mixing, encodings="long"), 1.0)
+    assert float(empty.q) == 0 and empty.status_name == "converged"
+    np.testing.assert_allclose(sum(_offsets(empty)), 0, atol=1e-9)  # the boundary of the cone
 
 
 @pytest.mark.parametrize("kappa, energy, q", [(0.3, 0.033392, 0.8650), (0.2, 0.047183, 0.7812)])
