@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, state
+from channels import Noisy, model_of
 from made import overlaps_of
 
 import tiedattn_jax as ta
@@ -146,3 +147,16 @@ def test_how_much_nodes_carry():
     for near, share in ((number < 0, 1.0), (number < 1, 1 / (1 + 3.0**2)), (number > 1000, 1.0)):
         np.testing.assert_allclose(nodes._carried(near, weight, width), share, rtol=1e-12)
     assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block of padding without weight
+
+
+def test_fields_of_noise_are_independent_of_all():
+    noisy = model_of(Noisy)
+    x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
+    replicate = ta.Sobol(2**12, replicates=1).rule(noisy).replicate(0)
+    assert replicate.shape == (2, 1, 2) and replicate.teacher.shape == (2, 2, 2**12)
+    h, y = jax.jit(fields)(noisy, x, replicate.student, replicate.teacher)
+    np.testing.assert_array_equal(y[:, 1], replicate.teacher[:, 1])
+    moments = np.cov(np.concatenate([h[:, 0], y[:, 0], y[:, 1]]))
+    np.testing.assert_allclose(moments[4:], np.eye(6)[4:], atol=0.01)
+    np.testing.assert_allclose(moments[2, 2], 0.25, rtol=0.01)
+    np.testing.assert_allclose(jax.jit(whiten)(noisy, x, h, y)[0], replicate.student, atol=1e-12)

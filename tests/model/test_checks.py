@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from channels import Noisy, Sampled, model_of
+from scipy import special
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.checks import check
@@ -279,3 +281,36 @@ CALLS = [
 def test_layers_and_laws(call, message):
     with pytest.raises(ta.InputError, match=message):
         call()
+
+
+def test_labels_drawn_from_a_row():
+    """The sampled loss, averaged over its noise, is the cross-entropy of the target's rows."""
+    model = model_of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3))
+    Z, Y = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 1)))
+    levels = special.ndtri((np.arange(4000) + 0.5) / 4000)
+    mean = np.mean(jax.jit(jax.vmap(lambda e: model.loss(Z, Y, jnp.full((3, 1), e))))(levels))
+    exact = -0.25 * np.sum(eqx.filter_jit(model.target)(Y) * special.log_softmax(Z @ Z.T, 1))
+    np.testing.assert_allclose(mean, exact, rtol=1e-3)
+    check(model)
+
+
+def test_what_a_loss_with_noise_must_be():
+    class Odd(Noisy):
+        def loss(self, Z, Y, noise):
+            return jnp.sum(Z * Y) + jnp.sum(noise**2)
+
+    class Negative(Noisy):
+        noise = -1
+
+    other_nodes = ta.Sobol(64).rule(ta.DotProduct())
+    check(model_of(Odd), even=False)
+    for call, message in (
+        (lambda: check(model_of(Odd)), "loss must be even in Z and in Y"),
+        (lambda: check(model_of(Negative)), "noise must be an integer of at least 0"),
+        (
+            lambda: ta.solve(model_of(Noisy), 1.0, nodes=other_nodes),
+            r"nodes must .* \(L, r, t\) = \(2, 1, 2\)",
+        ),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            call()
