@@ -26,7 +26,11 @@ def test_a_transition():
     assert [b["branch"] for b in numbers["branches"]] == ["positional", "semantic"]
     missing, meaning = made.transition(status=6, event="alpha_l"), "the global minimum beats the linear baseline above"
     assert repr(missing) == f"Quantity(alpha_l ({meaning}); not found, as there is none near the start)"
-    assert all(event.meaning for event in ta.EVENTS.values())
+    meanings = {name: event.meaning for name, event in ta.EVENTS.items()}
+    assert all(meanings.values())
+    assert meanings["semantic instability"] == "m grows on the semantic state below"
+    assert meanings["positional instability"] == "theta grows on the positional state above"
+    assert meanings["positional pitchfork"] == "m grows on the uninformed state above"
 
 
 def test_why_a_transition_was_not_found():
