@@ -327,6 +327,8 @@ def test_what_is_told_of_instances():
     # Unsettled instances enter no mean.
     report = means_of(instances_by_hand(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])))
     assert (report["branch"], report["q"]) == ("semantic", 1.5) and report["theory"]["q"] == pytest.approx(CASES[0].q)
+    stalled = means_of(instances_by_hand(theory_status=np.array([1, 6, 2, 0])))["groups"]["semantic"]["theory"]
+    assert stalled["q"] == pytest.approx(CASES[0].q)  # a state that stalled is one
     unsolved = means_of(instances_by_hand(theory_status=np.full(4, 2)))["groups"]["semantic"]
     assert unsolved["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
     assert "theory" not in means_of(instances_by_hand(points=[]))
