@@ -1,5 +1,6 @@
-"""Models for the Bayes-optimal learner: other label channels than those of the shipped layers."""
+"""Other label channels than those of the shipped layers, some of them with noise."""
 
+import jax
 import jax.numpy as jnp
 
 import tiedattn_jax as ta
@@ -52,3 +53,18 @@ class PhaseRetrieval(ta.Model):
 
     def preimages(self, Y):
         return ta.orbit(Y)
+
+
+class Sampled(ta.DotProduct):
+    """Every token is labelled by one token, drawn from its row of the target, and the student pays cross-entropy."""
+
+    noise = 1
+
+    def loss(self, Z, Y, noise):
+        token = jnp.sum(jnp.cumsum(self.target(Y), 1)[:, :-1] < jax.scipy.special.ndtr(noise), 1)
+        return -(self.sigma**2) * jnp.sum(jax.nn.log_softmax(Z @ Z.T) * jax.nn.one_hot(token, len(Z)))
+
+
+def model_of(kind, **options):
+    """A layer of another kind with the numbers of `DotProduct`."""
+    return kind(**vars(ta.DotProduct(**options)))

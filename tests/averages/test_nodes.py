@@ -4,13 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, state
+from channels import Noisy, model_of
 from made import overlaps_of
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages import nodes
 from tiedattn_jax.averages.rules import WIDE_COARSE_NODES, average, average_of_weighted, fields, whiten
-from tiedattn_jax.base import arrays
-from tiedattn_jax.base.arrays import apply, ldl_solve
 from tiedattn_jax.theory.potentials import channel_gradient, points_in
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -104,45 +103,6 @@ def test_whitening_undoes_fields(model):
     np.testing.assert_allclose(log_density, expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("unrolled", [0, 4])
-def test_small_linear_algebra(monkeypatch, unrolled):
-    """`ldl_solve` and `apply` agree with numpy, entry by entry and with a loop over the pivots."""
-    monkeypatch.setattr(arrays, "_UNROLLED", unrolled)
-    rng = np.random.default_rng(0)
-    A, b = rng.normal(size=(3, 3, 5)), rng.normal(size=(3, 5))
-    A = A + A.swapaxes(0, 1)
-    expected = np.stack([np.linalg.solve(A[..., k], b[:, k]) for k in range(5)], -1)
-    A, b = jnp.asarray(A), jnp.asarray(b)
-    np.testing.assert_allclose(ldl_solve(A, b), expected, rtol=1e-9)
-    np.testing.assert_allclose(ldl_solve(A, jnp.stack([b, 2 * b], 1))[:, 1], 2 * expected, rtol=1e-9)
-    indefinite = jnp.array([[-4.0, 0.0], [0.0, 0.1]])[..., None]
-    np.testing.assert_allclose(ldl_solve(indefinite, jnp.ones((2, 1)), jnp.array([1.0, 0.5])), [[0.25], [2.0]])
-    matrix, v = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 5))
-    np.testing.assert_allclose(apply(jnp.asarray(matrix), jnp.asarray(v)), matrix @ v, rtol=1e-12)
-
-
-@pytest.mark.parametrize("r", [1, 2, 3, 4, 5])
-def test_matrices_of_order_parameters(r):
-    """Cholesky factors, inverses and solves agree with numpy; up to four columns they are done by arithmetic.
-
-    The matrices are symmetric, triangular, or unsymmetric with positive leading minors.
-    """
-    rng = np.random.default_rng(r)
-    root, b = np.tril(rng.normal(size=(3, r, r))), rng.normal(size=(3, r, 2))
-    diagonal = np.arange(r)
-    root[:, diagonal, diagonal] = np.abs(root[:, diagonal, diagonal]) + 0.1
-    a = root @ root.swapaxes(1, 2)
-    np.testing.assert_allclose(arrays.cholesky(jnp.asarray(a)), root, rtol=1e-9, atol=1e-12)
-    for matrix in (a, root, np.eye(r) + a * rng.uniform(size=(3, 1, r))):
-        np.testing.assert_allclose(arrays.inverse(jnp.asarray(matrix)), np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
-        expected = np.linalg.solve(matrix, b)
-        np.testing.assert_allclose(arrays.solve(jnp.asarray(matrix), jnp.asarray(b)), expected, rtol=1e-9)
-    assert arrays.positive_definite(jnp.asarray(a))
-    for entry in (-1.0, 0.0, np.nan):
-        a[1, -1, -1] = entry
-        assert not arrays.positive_definite(jnp.asarray(a))
-
-
 def test_nodes_near_a_jump_share_their_weight():
     """A node within the bandwidth of a jump gives up to half of its weight to the other side, and no weight is lost."""
     model = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))  # a model with jumps at many nodes
@@ -187,3 +147,16 @@ def test_how_much_nodes_carry():
     for near, share in ((number < 0, 1.0), (number < 1, 1 / (1 + 3.0**2)), (number > 1000, 1.0)):
         np.testing.assert_allclose(nodes._carried(near, weight, width), share, rtol=1e-12)
     assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block of padding without weight
+
+
+def test_fields_of_noise_are_independent_of_all():
+    noisy = model_of(Noisy)
+    x = eqx.tree_at(lambda x: x.m, state(CASES[0]), jnp.array([[0.2], [-0.1]]))
+    replicate = ta.Sobol(2**12, replicates=1).rule(noisy).replicate(0)
+    assert replicate.shape == (2, 1, 2) and replicate.teacher.shape == (2, 2, 2**12)
+    h, y = jax.jit(fields)(noisy, x, replicate.student, replicate.teacher)
+    np.testing.assert_array_equal(y[:, 1], replicate.teacher[:, 1])
+    moments = np.cov(np.concatenate([h[:, 0], y[:, 0], y[:, 1]]))
+    np.testing.assert_allclose(moments[4:], np.eye(6)[4:], atol=0.01)
+    np.testing.assert_allclose(moments[2, 2], 0.25, rtol=0.01)
+    np.testing.assert_allclose(jax.jit(whiten)(noisy, x, h, y)[0], replicate.student, atol=1e-12)

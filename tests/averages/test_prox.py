@@ -215,15 +215,6 @@ def test_a_temperature_scales_what_a_large_student_is():
     np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_definite(n):
-    a = np.random.default_rng(n).normal(size=(n, n, 64))
-    a = a + a.swapaxes(0, 1) + 2 * np.eye(n)[..., None]
-    expected = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
-    assert 0 < expected.sum() < 64
-    np.testing.assert_array_equal(arrays.definite(jnp.asarray(a)), expected)
-
-
 def test_single_precision(nodes):
     model = ta.DotProduct(dtype=jnp.float32)
     case = CASES[0]

@@ -102,6 +102,12 @@ def test_a_result_reports_what_it_lists(listed):
     assert title == "thing at alpha = 0.5: stalled at the accuracy of the averages"
     assert q.split()[:2] == ["q", "1.10(70)"] and "overlap of the student with itself" in q  # a meaning of `WORDS`
     assert width.split() == ["width", "2", "in", "metres"] and wide.split() == ["wide", "yes"]
+    assert repr(listed) == "Listed(thing at alpha = 0.5; q=1.10(70), width=2; stalled at the accuracy of the averages)"
+    html = listed._repr_html_()
+    assert "<td style='text-align:left'>1.10(70)</td>" in html and "Listed" in html
+    batch = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), listed)
+    assert batch.status_name == [listed.status_name, ta.Status.name_of(2)] and batch.mean.q.shape == (2,)
+    np.testing.assert_allclose(batch.stderr.q, [bar, 2 * bar])
 
 
 def test_a_picture_is_drawn_by_its_figure(listed, monkeypatch):

@@ -51,7 +51,7 @@ def test_reference_boundaries(nodes, a, corners, origin):
         assert brentq(difference, 0.5, 0.999, xtol=1e-6) == pytest.approx(expected, abs=5e-4)
     between = ta.landscape(sequence_model((corners + origin) / 2, a), size=1.0, nodes=nodes)
     assert int(between.label) % 4 == 2
-    assert "semantic minimum, positional descent" in str(between)
+    assert "semantic minimum, positional descent" in str(between) and "size 1" in str(between)
     json.dumps(between.to_dict())
 
 

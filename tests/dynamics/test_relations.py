@@ -1,5 +1,6 @@
 """Relations between trajectories of one-pass gradient descent: units, signs, pieces, replicates and seeds."""
 
+import inspect
 from functools import cache
 
 import jax.numpy as jnp
@@ -128,3 +129,8 @@ def test_error_bars_are_the_scatter_over_seeds(kind):
     bars = np.sqrt(np.mean([ta.error_bar(e) ** 2 for e in ends], 0))
     scatter = np.std([np.mean(e, 0) for e in ends], 0, ddof=1)
     assert np.all(scatter > 1e-6) and np.all((bars / scatter > 1 / 3) & (bars / scatter < 3)), (bars, scatter)
+
+
+def test_endless_data_have_no_ridge_by_default():
+    for fn in (ta.sgd, ta.emergence, ta.population, ta.landscape):
+        assert inspect.signature(fn).parameters["kappa"].default == 0.0

@@ -1,14 +1,17 @@
 """Shapes and fields of data, the two ways to make them, and starts."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from channels import Noisy, model_of
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.diagnosis import check_estimate, check_fit
+from tiedattn_jax.finite.evaluation import sentence_losses
 from tiedattn_jax.finite.products import back_project, student_fields, token_gram
 from tiedattn_jax.finite.sampling import start
 
@@ -121,3 +124,28 @@ def test_neither_fields_nor_labels(data):
         ta.Data(data.x, None)
     with pytest.raises(ta.InputError, match="y must be given beside a teacher"):
         ta.Data(data.x, None, data.teacher, labels=data.labels)
+
+
+def test_data_carry_the_noise(unchecked):
+    noisy = model_of(Noisy)
+    data, plain = (ta.sample_data(m, 60, 2.0, jax.random.key(0)) for m in (noisy, ta.DotProduct()))
+    assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
+    # Sentences and teacher are those of the model without noise.
+    np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
+    targets = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
+    np.testing.assert_allclose(data.raw_labels(noisy), targets @ data.inputs(), atol=1e-13)
+    known = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma", "noise")}
+    rebuilt = ta.Data.from_sentences(data.inputs(), data.raw_labels(noisy), **known)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), data, rebuilt)
+    losses = sentence_losses(noisy, data, student_fields(data.x, data.teacher))
+    expected = eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
+    np.testing.assert_allclose(losses[7], expected)
+    for call, message in (
+        (lambda: ta.train(noisy, plain), "data must have 1 fields of noise a token as the model has, got 0"),
+        (lambda: ta.train(ta.DotProduct(), data), "data must have 0 fields of noise a token as the model has, got 1"),
+        (lambda: ta.Data(data.x, data.y, noise=data.noise[:5]), r"noise must have shape \(n, L, k\)"),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            call()

@@ -91,6 +91,46 @@ def test_values(model):
     assert np.isinf(results["Gaussian"].vocabulary.value)
 
 
+def planted(name, level):
+    """Sentences that differ in one property by a given level; chance is smaller than all of these."""
+    x = np.random.default_rng(6).standard_normal((N, 2, D))
+    if name == "variance":
+        x *= (level * D * N / np.sum(x**2, (0, 2), keepdims=True)) ** 0.5
+    elif name == "mean":
+        x += (level / (1 - level)) ** 0.5 - x.mean(0)
+    elif name == "correlation":
+        x[:, 1] = level * x[:, 0] + (1 - level**2) ** 0.5 * x[:, 1]
+    elif name == "norms":
+        x *= np.exp(0.5 * np.log(1 + level) ** 0.5 * np.random.default_rng(7).standard_normal((N, 2, 1)))
+        x /= np.mean(x**2) ** 0.5
+    elif name == "dimension":
+        x *= (1 + level**0.5 * np.where(np.arange(D) % 2, 1, -1)) ** 0.5
+    elif name == "kurtosis":
+        x *= (np.random.default_rng(7).random(x.shape) < 3 / level) * (level / 3) ** 0.5
+    return jnp.asarray(0.5 * x)
+
+
+@pytest.mark.parametrize(
+    ("name", "none", "some"),
+    [
+        ("variance", 1.04, 1.06), ("variance", 0.96, 0.94), ("mean", 0.008, 0.012), ("correlation", 0.015, 0.025),
+        ("correlation", -0.015, -0.025), ("norms", 0.04, 0.06), ("dimension", 0.08, 0.12), ("kurtosis", 12.5, 17.5),
+    ],
+)  # fmt: skip
+def test_what_differs_by_enough_to_change_losses(model, name, none, some):
+    """The level from which on a property is flagged, and the value and the expectation that are shown."""
+    results = [ta.diagnose(model, ta.Data.from_sentences(x := planted(name, level), x)) for level in (none, some)]
+    assert [getattr(result, name).flagged for result in results] == [False, True]
+    expected = {"variance": 1.0, "dimension": 1.0, "norms": 2 / D, "kurtosis": 3.0}.get(name, 0.0)
+    for result, level in zip(results, (none, some), strict=True):
+        value, shown = getattr(result, name)[:2]
+        np.testing.assert_allclose(shown, expected, rtol=0.07)
+        measured = {"norms": value - shown, "dimension": 1 / value - 1}.get(name, value)
+        np.testing.assert_allclose(
+            measured, level, rtol=0.25 if name in ("norms", "dimension", "correlation") else 0.05
+        )
+
+
 def test_words_in_single_precision():
     model = ta.DotProduct(dtype=jnp.float32)
     x = made("words", np.random.default_rng(5), jnp.float32)

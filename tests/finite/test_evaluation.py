@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from channels import Noisy, model_of
 
 import tiedattn_jax as ta
 from tiedattn_jax.finite.data import Data
@@ -122,3 +123,17 @@ def test_cross_validation_of_the_linear_baseline(data):
         errors[k] = energy / 2 - np.sum(W * cross) + np.trace(W @ gram @ W.T) / 2
     np.testing.assert_allclose(baseline.gen_error, errors.mean(), rtol=1e-10)
     np.testing.assert_allclose(baseline.stderr, errors.std(ddof=1) / 10**0.5, rtol=1e-8)
+
+
+def test_held_out_sentences_have_noise_of_their_own():
+    noisy = model_of(Noisy)
+    data, key = ta.sample_data(noisy, 60, 2.0, jax.random.key(0)), jax.random.key(1)
+    Q = 0.5 * data.teacher + 0.5 * jax.random.normal(key, (60, 1))
+    error = ta.heldout_error(noisy, data, Q, key, sentences=40_000)
+    x = data.overlaps(Q, jnp.ones((2, 1, 1)))
+    expected, noiseless = (
+        gen_error(model_of(kind, teacher=data.teacher_gram), x, ta.Sobol(2**12).rule(model_of(kind)))
+        for kind in (Noisy, ta.DotProduct)
+    )
+    bar = float(np.hypot(error.stderr, expected.stderr))
+    assert abs(float(error.value - expected.value)) < 4 * bar < abs(float(error.value - noiseless.value))

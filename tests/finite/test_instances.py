@@ -1,5 +1,7 @@
 """Instances are compared with the theory at the teacher that each one has drawn."""
 
+import json
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -284,3 +286,72 @@ def test_theory_without_a_state_and_theory_that_fails(model, monkeypatch, semant
     monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
     instances = ta.run_instances(model, 60, 2.0, run, KEYS[:1], sentences=256)
     assert instances.groups == {name: 1} and instances.cells[0].theory_status == ta.Status[worst]
+
+
+def instances_by_hand(**fields):
+    """Four instances made by hand: the second diverged, the third has no theory, the fourth is on neither branch."""
+    values = jnp.array([1.0, np.inf, 2.0, 5.0])
+    defaults = {
+        "simulation": Compared(**dict.fromkeys(NAMES, values)),
+        "theory": Compared(**dict.fromkeys(NAMES, jnp.array([1.5, np.nan, np.nan, np.nan]))),
+        "theory_stderr": Compared(**dict.fromkeys(NAMES, jnp.full(4, 0.1))),
+        "branch": np.array(["semantic", "unsettled", "semantic", "neither"]),
+        "distance": np.array([[np.nan, 0.5], [np.nan, np.nan], [np.nan, np.nan], [7.0, 9.0]]),
+        "rho": np.array([0.2, 0.3, 0.4, 0.3]),
+        "status": np.array([0, 4, 0, 0]),
+        "finished": np.array([False, False, True, False]),
+        "gradient_norm": np.array([1e-9, 1.0, 1e-8, 1e-9]),
+        "iterations": np.array([3, 5, 4, 2]),
+        "theory_status": np.array([0, 6, 2, 0]),
+        "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
+    }
+    return made.instances(**{**defaults, **fields})
+
+
+def test_what_is_told_of_instances():
+    numbers = json.loads(json.dumps(means_of(instances_by_hand())))
+    assert numbers["branch"] == "several" and numbers["q"] is None and numbers["stderr"]["q"] is None
+    assert (numbers["status"], numbers["iterations"], numbers["gradient_norm"]) == ("nonfinite", 5, 1.0)
+    assert numbers["rho"] == pytest.approx(0.3) and "theory" not in numbers
+    groups, bar = numbers["groups"], pytest.approx(float(ta.error_bar(np.array([1.0, 2.0]))))
+    assert {name: group["instances"] for name, group in groups.items()} == {"semantic": 2, "unsettled": 1, "neither": 1}
+    assert groups["semantic"]["q"] == 1.5 and groups["semantic"]["stderr"]["q"] == bar
+    # The numbers are of the instances for which the theory has a state, but the status is the worst of all.
+    assert groups["semantic"]["theory"]["q"] == pytest.approx(CASES[0].q)
+    assert groups["semantic"]["theory"]["status"] == "max steps"
+    assert groups["neither"]["q"] == 5.0 and "theory" not in groups["neither"]
+    assert groups["unsettled"]["q"] is None
+    assert [report["finished_by_lbfgs"] for report in numbers["instances"]] == [False, False, True, False]
+    assert [report.get("theory", {}).get("alpha") for report in numbers["instances"]] == [2.0, None, 1.0, None]
+    assert numbers["instances"][3]["distance"] == {"positional": 7.0, "semantic": 9.0}
+    # Unsettled instances enter no mean.
+    report = means_of(instances_by_hand(branch=np.array(["semantic", "unsettled", "semantic", "unsettled"])))
+    assert (report["branch"], report["q"]) == ("semantic", 1.5) and report["theory"]["q"] == pytest.approx(CASES[0].q)
+    stalled = means_of(instances_by_hand(theory_status=np.array([1, 6, 2, 0])))["groups"]["semantic"]["theory"]
+    assert stalled["q"] == pytest.approx(CASES[0].q)  # a state that stalled is one
+    unsolved = means_of(instances_by_hand(theory_status=np.full(4, 2)))["groups"]["semantic"]
+    assert unsolved["theory"]["q"] == pytest.approx((CASES[0].q + CASES[4].q) / 2)
+    assert "theory" not in means_of(instances_by_hand(points=[]))
+    assert means_of(instances_by_hand(branch=np.full(4, "unsettled")))["branch"] == "unsettled"
+    page = instances_by_hand().summary()
+    head, *others = page.splitlines()
+    assert head == "4 instances: nonfinite, largest gradient 1.0e+00"
+    assert others[0].startswith("neither: 1 of 4 instances, 1 at a critical")
+    assert "semantic: 2 of 4 instances, 2 at a critical point (1 finished by L-BFGS)" in page
+    assert page.endswith("unsettled: 1 of 4 instances, 0 at a critical point (0 finished by L-BFGS)")
+    (neither, semantic) = page.split("semantic: 2 of")
+    assert "theory" in semantic and "theory" not in neither
+    rows = [line.split() for line in neither.splitlines()]
+    assert ["q", "5", "5", "5"] in rows and ["distance,", "positional", "7", "7", "7"] in rows
+    assert repr(instances_by_hand()).startswith("Table(4 instances; nonfinite")
+
+
+def test_what_has_a_picture_draws_it():
+    transition = made.transition(branches=(made.fixed_point(CASES[3]), made.fixed_point(CASES[2])))
+    x = jax.tree.map(lambda a: a[0], made.fixed_point().replicates.overlaps)
+    Q, unit, history = jnp.ones((60, 1)), jnp.ones(()), jax.tree.map(lambda a: jnp.stack([a, a]), x)
+    training = ta.results.Training(Q, x, jnp.array(2), jnp.array(0), unit, unit, jnp.ones(3), jnp.ones(3))
+    messages = jnp.ones((1, 1, 1)), jnp.ones((2, 1, 4)), unit, history, jnp.ones(1), unit, unit, unit
+    run = ta.results.GAMP(Q, x, jnp.array(1), jnp.array(0), *messages)
+    for result, panels in ((transition, 2), (instances_by_hand(), 5), (training, 2), (run, 4)):
+        assert len(result.plot().axes) == panels

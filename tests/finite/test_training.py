@@ -7,6 +7,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.report import with_error
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.finite.sampling import sample_data
 from tiedattn_jax.finite.training import risk, train
@@ -170,3 +171,25 @@ def test_single_precision(model):
     data = sample_data(single, 100, 1.5, jax.random.key(0))
     result = train(single, data, "semantic", optimizer="lbfgs", steps=200, tol=1e-6)
     assert result.Q.dtype == jnp.float32 and float(result.gradient_norm) < 1e-5
+
+
+def test_runs_on_data(model):
+    data = ta.sample_data(model, 60, 2.0, jax.random.key(0))
+    assert repr(data) == "Data(120 sentences of 2 tokens in 60 dimensions, alpha = 2, float64, with teacher and labels)"
+    unit = jnp.ones(())
+    x = ta.Overlaps(*(jnp.full((2, 1, 1), v) for v in (0.5, jnp.nan, 0.25)), jnp.ones((2, 1)))
+    counts, losses = (jnp.array(7), jnp.array(2)), (0.5 * unit, 1e-9 * unit, unit[None], unit[None])
+    run = ta.results.Training(jnp.ones((60, 1)), x, *counts, *losses)
+    words = "Training(Q of shape (60, 1) after 7 iterations; q=0.5, theta=0.25, m=1, train_loss=0.5,"
+    assert repr(run).startswith(words) and not run.ok
+    assert run.to_dict() == {  # training weights have no V
+        "q": 0.5, "theta": 0.25, "m": 1.0, "train_loss": 0.5, "gradient_norm": 1e-9, "iterations": 7,
+        "status": "max steps"
+    }  # fmt: skip
+    mean = ta.Average(jnp.array(0.5), jnp.array(0.01))
+    assert repr(mean) == "Average(0.500(10))" and f"{mean:.2f} {mean}" == "0.50 0.500(10)"
+    labels = data.raw_labels(model)
+    baseline = ta.linear_baseline(ta.Data.from_sentences(data.inputs(), labels, encodings=data.encodings))
+    assert repr(baseline) == f"Quantity(gen_error = {with_error(baseline.value, baseline.stderr)}; converged)"
+    assert "W            [[" in str(baseline) and "train_error" in str(baseline)
+    assert baseline.to_dict()["W"] == baseline.W.tolist()

@@ -76,6 +76,7 @@ def test_through_a_fold(rule):
     folds, (fork,) = [alpha for alpha, _ in path.mean_folds()], path.pitchforks
     np.testing.assert_allclose([folds[0], fork], [2.174, 1.978], rtol=0.03)
     np.testing.assert_allclose(folds[1:], folds[:1], rtol=3e-3)  # the path continues with -m
+    assert not np.any(np.isclose(np.subtract.outer(path.crossings, folds), 0, atol=0.02))  # no branch is born at a fold
     assert abs(path.pitchfork_states[0].overlaps.m[0, 0, 0]) < 0.01 < abs(path.fold_states[0].overlaps.m[0, 0, 0])
     m = path.overlaps.m[:, 0, 0]
     assert m[0] * m[-1] < 0 and abs(m[np.argmax(path.values[: len(m) // 2])]) > 0.15

@@ -201,19 +201,19 @@ def test_the_uninformed_branch_is_there_at_every_alpha(model, lines):
 
 def test_prediction_is_the_secant(model, state):
     x = state.overlaps
-    warm = WarmStart(scaled(state, theta=0.98).overlaps, x, jnp.zeros(4), jnp.ones(4), jnp.full(4, 2))
-    ahead = predict(model, warm, 2.0)
+    warm = WarmStart(scaled(state, theta=0.98).overlaps, x, jnp.full(4, 0.5), jnp.ones(4), jnp.full(4, 2))
+    ahead = predict(model, warm, 1.5)
     np.testing.assert_allclose(ahead.theta, 1.02 * x.theta)
     absent = warm._replace(count=jnp.full(4, -2))  # two uninformed states in a row
-    np.testing.assert_array_equal(predict(model, absent, 2.0).theta, ahead.theta)
+    np.testing.assert_array_equal(predict(model, absent, 1.5).theta, ahead.theta)
     for variant in (
         warm._replace(count=jnp.ones(4, int)),  # only one state
         warm._replace(count=-jnp.ones(4, int)),
         warm._replace(before=scaled(state, theta=3.0).overlaps),  # theta would change sign
         warm._replace(before=scaled(state, q=3.0).overlaps),  # q would become negative
     ):
-        np.testing.assert_array_equal(predict(model, variant, 2.0).theta, x.theta)
-    mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 2.0).theta  # every replicate for itself
+        np.testing.assert_array_equal(predict(model, variant, 1.5).theta, x.theta)
+    mixed = predict(model, warm._replace(count=np.array([2, 1, 2, -1])), 1.5).theta  # every replicate for itself
     np.testing.assert_allclose(mixed, x.theta * np.array([1.02, 1, 1.02, 1])[:, None, None, None])
 
 

@@ -1,5 +1,7 @@
 """Predictions of a state, each checked by a second route."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import made
 import numpy as np
 import pytest
 from cases import CASES, state
+from channels import NOISE, Noisy, model_of
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import ProxProblem
@@ -15,8 +18,16 @@ from tiedattn_jax.averages.rules import Jumps, Points, Rule, fields
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.observables import gen_error, gen_error_linear, growths_in, second_minimum_share
-from tiedattn_jax.theory.potentials import points_in
+from tiedattn_jax.theory.observables import (
+    gen_error,
+    gen_error_in,
+    gen_error_linear,
+    gen_error_linear_in,
+    growths_in,
+    second_minimum_share,
+)
+from tiedattn_jax.theory.potentials import channel, points_in
+from tiedattn_jax.theory.solve import branch_start
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -168,3 +179,20 @@ def test_the_baseline_is_weighted_by_the_traces(model):
     np.testing.assert_allclose(gen_error_linear(Unequal(**vars(model)), rule).value, expected, rtol=1e-8)
     whole, split = (ta.Sobol(2**10, replicates=1, block=size).rule(model) for size in (2**10, 2**8))
     np.testing.assert_allclose(*(gen_error_linear(model, nodes).value for nodes in (whole, split)), rtol=1e-10)
+
+
+def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields():
+    """Noise on the teacher's fields acts as larger fields: the theory knows the teacher by its fields' law alone."""
+    x, equivalent = branch_start(ta.DotProduct(), None), ta.DotProduct(teacher=1 + NOISE**2 / 0.25)
+    x = dataclasses.replace(x, q=0.4 * x.q, V=0.8 * x.V, theta=0.7 * x.theta)
+
+    def numbers(model):
+        def parts(r):
+            return jnp.stack([channel(model, x, r), gen_error_in(model, x, r), gen_error_linear_in(model, r)])
+
+        return ta.Sobol(2**12, replicates=8).rule(model).each(parts)
+
+    result, expected = numbers(model_of(Noisy)), numbers(equivalent)
+    bar = np.hypot(result.std(0), expected.std(0)) / 7**0.5
+    assert np.all(np.abs(result.mean(0) - expected.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * expected.mean(0))
+    assert np.all(NOISE**2 * expected.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 
@@ -70,3 +71,62 @@ def test_rates_are_the_first_derivatives():
     assert np.all(values == 0)
     slope = jax.jacrev(lambda m: with_sensitivities(jnp.zeros(2), rates, m))(model)
     np.testing.assert_array_equal(slope.mixing, np.ones((2, 2, 2)))
+
+
+def test_a_quantity_tells_all_that_it_has(model, rates):
+    """Its further numbers, labels and states are attributes, entries of its report and lines of its page."""
+    other = Quantity.of(0.1 * VALUES, jax.tree.map(lambda a: 2 * a, rates), model)
+    further = {"algorithmic": other, "error": ta.Average(jnp.array(0.5), jnp.array(0.01)), "ended_at": np.array(np.nan)}
+    words = {"name": "alpha", "event": "weak_recovery", "meaning": "from here on", "note": ""}
+    labels, states = (("place", "inside"), ("side", None)), (made.fixed_point(),)
+    quantity = Quantity.of(
+        VALUES, (rates, 2 * VALUES), (model, jnp.array(2.0)), branches=states, further=further, labels=labels, **words
+    )
+    assert (quantity.alpha, quantity.algorithmic, quantity.place) == (quantity.value, other, "inside")
+    assert quantity.state is states[0] and quantity.reason == ""
+    with pytest.raises(
+        AttributeError, match="weak_recovery has no 'beta'; its own names are alpha, algorithmic, error"
+    ):
+        _ = quantity.beta
+    report, bar = quantity.to_dict(), float(error_bar(VALUES))
+    assert (report["event"], report["place"], report["side"], report["reason"]) == ("weak_recovery", "inside", None, "")
+    assert [report[k] for k in ("alpha", "stderr", "by_alpha", "by_alpha_stderr")] == pytest.approx(
+        [1.1, bar, 2.2, 2 * bar]
+    )
+    assert [report[k] for k in ("algorithmic", "algorithmic_stderr")] == pytest.approx([0.11, 0.1 * bar])
+    assert report["algorithmic_sensitivities"]["lam"] == 2 * report["sensitivities"]["lam"] == 2.0
+    assert (report["error"], report["error_stderr"]) == (0.5, 0.01) and np.isnan(report["ended_at"])
+    assert [branch["branch"] for branch in report["branches"]] == ["semantic"]
+    page = [" ".join(line.split()) for line in quantity.summary().splitlines()]
+    assert page[:5] == [
+        "weak_recovery at alpha = 1.10(13): converged",
+        "algorithmic 0.110(13) from here on by message passing from a random start",
+        "d/dalpha 2.20(26)",
+        "d/dlam 1.0(13) algorithmic: 2.0(26)",
+        "d/domega 1.0(13) algorithmic: 2.0(26)",
+    ]
+    for line in ("error 0.500(10)", "place inside", "from here on; the states there:"):
+        assert line in page
+    assert not any(line.startswith(("side", "ended_at")) for line in page)
+    assert any(line.startswith("d/dmixing [[1.0(13), 1.0(13)],") for line in page)
+
+
+def test_a_quantity_that_was_not_found_says_why(model):
+    for note, reason in (("", "it does not happen"), ("the branch ends", "the branch ends")):
+        absent = Quantity.of_existing(jnp.array([jnp.nan, jnp.nan, 1.0]), event="x", meaning="a thing", note=note)
+        assert absent.status_name == "absent" and np.isnan(absent.value) and np.isnan(absent.stderr)
+        assert absent.summary().strip() == f"x (a thing): not found, as {reason}" and absent.reason == reason
+        with pytest.raises(ta.InputError, match=f"x must have a state, but {reason}"):
+            _ = absent.state
+    half = Quantity.of_existing(jnp.array([jnp.nan, 2.0]))
+    assert half.ok and float(half.value) == 2.0 and np.isinf(half.stderr)
+    with pytest.raises(ta.InputError, match="must have a state, but it is computed without one"):
+        _ = half.state
+    assert "reason" not in half.to_dict() and "event" not in half.to_dict()
+
+
+def test_a_quantity_of_a_model_has_its_derivatives(model):
+    quantity = Quantity.of_model(lambda m: m.sigma * jnp.array([1.0, 3.0]) + m.omega, model)
+    assert float(quantity.value) == 2 * 0.5 + 0.3 and float(quantity.sensitivities.omega) == 1.0
+    assert float(quantity.sensitivities.sigma) == 2.0
+    assert quantity.sensitivities_stderr.sigma == error_bar(jnp.array([1.0, 3.0]))

@@ -99,6 +99,10 @@ def test_long_encodings_are_learned_beside_the_content():
     T = trained.offset
     assert 0.3 < float(T[0, 0] - T[0, 1]) < 0.54  # .46 at d = 60, .54 in the limit
     np.testing.assert_allclose(trained.q, 0.2315, rtol=0.1)
+    np.testing.assert_allclose(data.encodings @ data.encodings.T, 40 * np.eye(2), atol=1e-9)
+    np.testing.assert_allclose(data.x.mean(0), data.encodings, atol=0.12)  # of 1,600 sentences: 5 standard deviations
+    np.testing.assert_allclose(T, data.encodings @ trained.S @ data.encodings.T / np.sqrt(40))
+    np.testing.assert_allclose([trained.alpha, data.alpha], 1.0)
 
 
 def test_encodings_of_length_of_order_one_have_a_spike():
@@ -126,7 +130,7 @@ def test_single_precision(data, trained):
 @pytest.mark.parametrize(
     "call, sentence",
     [
-        (lambda: ta.sample_data(layer(), 5000, 1.0, jax.random.key(0)), "d must be smaller"),
+        (lambda: ta.sample_data(layer(), 5000, 1.0, jax.random.key(0)), r"d must be smaller.*7.45e\+03 GiB"),
         (lambda: ta.sample_data(layer(), 1, 1.0, jax.random.key(0)), "d must be an integer of at least 2"),
         (lambda: ta.sample_data(layer(), 10, -1.0, jax.random.key(0)), "alpha must be positive"),
         (lambda: ta.sample_data(layer(), 10, 1.0, 3), "key must be one key"),

@@ -44,16 +44,26 @@ def test_the_state_has_content_above_the_onset_only():
     np.testing.assert_allclose([above.share, above.q, above.trace], [0.0422, 0.00139, 0.00638], rtol=5e-3)
 
 
-@pytest.mark.long
+def test_without_an_onset_there_is_no_number():
+    onset = ta.critical_alpha(layer(tau=1e6, mixing=MIXING, encodings="long"))
+    assert onset.status_name == "absent" and np.isnan(onset.alpha) and np.isnan(onset.sensitivities.tau)
+
+
 def test_sensitivities_of_the_onset():
+    onset, high, low = (
+        ta.critical_alpha(layer(omega=0.3 + h, mixing=MIXING, encodings="long")) for h in (0, 1e-4, -1e-4)
+    )
+    np.testing.assert_allclose(onset.sensitivities.omega, (high.alpha - low.alpha) / 2e-4, rtol=1e-6)
+    assert "teacher.kappa" in str(onset)
+
+
+@pytest.mark.long
+def test_derivative_of_the_onset():
     def alpha(value):
         return ta.critical_alpha(layer(omega=value, mixing=MIXING, encodings="long")).alpha
 
-    onset = ta.critical_alpha(layer(omega=0.3, mixing=MIXING, encodings="long"))
     slope = (alpha(0.3 + 1e-4) - alpha(0.3 - 1e-4)) / 2e-4
-    np.testing.assert_allclose(onset.sensitivities.omega, slope, rtol=1e-6)
     np.testing.assert_allclose(jax.grad(alpha)(0.3), slope, rtol=1e-6)
-    assert "teacher.kappa" in str(onset)
 
 
 @pytest.mark.parametrize("ratio, distance", [(0.05, 0.95960), (0.5, 0.43161), (0.95, 0.03026), (0.99, 0.00721)])
@@ -62,6 +72,22 @@ def test_distance_of_the_optimal_learner(ratio, distance):
     perfect = ta.threshold(model, "perfect_recovery").alpha
     np.testing.assert_allclose(perfect, 0.1875)
     np.testing.assert_allclose(ta.bayes(model, ratio * float(perfect)).distance, distance, atol=6e-6)
+
+
+@pytest.mark.parametrize(
+    "teacher", [ta.Wishart(0.5), ta.Wishart(2.0), ta.Wishart(0.5).eigenvalues(60)], ids=["thin", "wide", "quantiles"]
+)
+def test_the_optimal_learner_in_its_own_numbers(teacher):
+    """The distance is the error of the noise, and the noise that of as many numbers as the labels reveal."""
+    model = layer(teacher=teacher)
+    optimum = ta.bayes(model, 0.1)
+    np.testing.assert_allclose(optimum.q + optimum.distance, model.teacher.rho)
+    np.testing.assert_allclose(optimum.noise, optimum.distance / (2 * 0.1 * model.seen), rtol=1e-6)
+    np.testing.assert_allclose(optimum.distance, error_of_noise(model.teacher, optimum.noise), rtol=1e-9)
+    counted = 0.1875 if model.teacher.zeros > 0 else 0.25  # (1 - p^2) / 4 with a share p of zeros
+    np.testing.assert_allclose(optimum.perfect_alpha, counted)
+    if isinstance(teacher, ta.Wishart):
+        np.testing.assert_allclose(ta.threshold(model, "perfect_recovery").alpha, counted)
 
 
 def test_the_optimal_learner_knows_the_teacher_from_the_threshold_on():

@@ -12,7 +12,7 @@ LAWS = {
     "square": Wishart(1.0),
     "many": Wishart(2.0),
     "thin": Wishart(0.01),
-    "atoms": Eigenvalues([0.0, 0.0, 0.3, 0.3, 1.0, 2.5]),
+    "atoms": Eigenvalues([0.3, 0.0, 2.5, 0.3, 0.0, 1.0]),
 }
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -21,6 +21,14 @@ pytestmark = pytest.mark.usefixtures("fast_compilation")
 def at(law, M, N, tau):
     curve = convolution(law, jnp.asarray(M), jnp.asarray(N))
     return curve, prior(curve, jnp.asarray(tau), curve.place(jnp.asarray(tau)))
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_eigenvalues_have_the_moments_of_their_law(law):
+    x = law.eigenvalues(60_000)
+    assert np.all(np.diff(x) >= 0)
+    moments = [x.mean(), np.mean(x**2), np.mean(x == 0)]
+    np.testing.assert_allclose(moments, [law.trace, law.rho, law.zeros], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("N", [1e-3, 0.1, 1.0])

@@ -1,7 +1,6 @@
-"""Bad input to models and solves raises one sentence: the argument and what to give, before anything is compiled."""
+"""Bad models raise one sentence: the argument and what to give, before anything is compiled."""
 
 import dataclasses
-from fractions import Fraction
 from functools import partial
 
 import equinox as eqx
@@ -9,17 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from channels import Noisy, Sampled, model_of
+from scipy import special
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.checks import check
-from tiedattn_jax.model.overlaps import BRANCHES, branch_of
 from tiedattn_jax.model.parameters import Parameter
-from tiedattn_jax.theory.observables import second_minimum_share
-from tiedattn_jax.theory.potentials import prior
-from tiedattn_jax.theory.solve import check_start
 
 MODEL = ta.DotProduct()
 NAN = float("nan")
+MASKED = np.ma.array([[0.6, 0.4], [0.4, 0.6]], mask=[[True, False], [False, False]])
 
 
 class Plain(ta.Model):
@@ -100,6 +98,15 @@ def test_good_models_pass():
     check(penalised(**positive_part), even=False)
 
 
+@pytest.mark.parametrize("missing", ["tau_mean", "pi_mean"])
+def test_a_law_has_both_means_or_none(missing):
+    law = MODEL.law()
+    complete = dataclasses.replace(law, tau_mean=jnp.zeros((1, 2)), pi_mean=jnp.zeros((1, 1)))
+    assert complete.means == (complete.tau_mean, complete.pi_mean)
+    with pytest.raises(ta.InputError, match=f"{missing} must be given for a penalty"):
+        _ = dataclasses.replace(complete, **{missing: None}).means
+
+
 def test_a_sharp_bend_is_no_kink():
     """A smooth function that bends within a thousandth of the fields' size is taken, in both precisions."""
 
@@ -112,7 +119,11 @@ def test_a_sharp_bend_is_no_kink():
 
 
 NO_SCALAR, ONE_COLUMN = "loss must return a finite real scalar", lambda Z, Y: jnp.sum((Z[:, :1] ** 2 - Y**2) ** 2)
+
+
 TWO_COLUMNS = {"shape": (2, 2, 1), "loss": ONE_COLUMN}
+
+
 MODELS = [
     (lambda: plain(weights=[0.5]), r"law\(\).weights must be shares >= 0 that sum to one.*0.5"),
     (lambda: plain(weights=[2.0]), r"law\(\).weights must be shares"),
@@ -217,10 +228,6 @@ def test_models(make, message):
             call(model)
 
 
-START = jnp.full((2, 1, 1), 0.1), jnp.full((2, 1, 1), 10.0), jnp.zeros((2, 1, 1)), jnp.zeros((2, 1))
-OUTSIDE = ta.Overlaps(*(-a for a in START))
-HATS = ta.results.Conjugates(*(jnp.ones((2, 5, k)) for k in (5, 5, 1)), jnp.ones((2, 5)))
-MASKED = np.ma.array([[0.6, 0.4], [0.4, 0.6]], mask=[[True, False], [False, False]])
 # Arguments of `DotProduct`. Some values are such that numpy turns into other numbers without a word.
 LAYERS = [
     ({"omega": [0.1, 0.2]}, r"omega must be one number, got shape \(2,\)"), ({"omega": -0.1}, "omega must be in"),
@@ -242,71 +249,6 @@ LAYERS = [
     ({"dtype": complex}, "dtype must be float32 or float64"),
     ({"dtype": "double precision"}, "dtype must be float32 or float64, got dtype='double precision'"),
 ]  # fmt: skip
-SETTINGS = [
-    ({"tol": "x"}, "tol must be a real number, got tol='x'"), ({"tol": 0.0}, "tol must be positive"),
-    ({"tol": MASKED[0, 0]}, "tol must be a real number"), ({"tol": True}, "tol must be a real number"),
-    ({"max_steps": -1}, "max_steps must be at least 0"), ({"warm_steps": -1}, "warm_steps must be at least 0"),
-    ({"max_steps": 10**12}, "max_steps must be at least 0, and 1000000000 at most"),
-    ({"damping": 1.5}, r"damping must be in \(0, 1\]"),
-]  # fmt: skip
-# Arguments of `solve`; alpha is 1 if it is not given.
-SOLVES = [
-    ({"alpha": -1.0}, "alpha must be positive and finite, got alpha=-1.0"), ({"alpha": 0.0}, "alpha must be positive"),
-    ({"alpha": NAN}, "alpha must be positive and finite, got alpha=nan"),
-    ({"alpha": np.inf}, "alpha must be positive and finite"),
-    ({"alpha": [1.0, 2.0]}, r"alpha must be one number, got shape \(2,\): use sweep for a branch"),
-    ({"alpha": "2"}, "alpha must be a real number or an array of them, got alpha='2'"),
-    ({"alpha": None}, "alpha must be a real number or an array of them, got alpha=None"),
-    ({"alpha": 1j}, "alpha must be a real number"),
-    ({"alpha": np.timedelta64(2, "s")}, "alpha must be a real number .*timedelta64"),
-    ({"alpha": np.datetime64("2020-01-01")}, "alpha must be a real number"),
-    ({"alpha": True}, "alpha must be a real number .*, got alpha=True"),
-    ({"alpha": MASKED[0, 0]}, "alpha must be a real number .*, got alpha=masked"),
-    ({"branch": "x"}, "branch must be one of positional, semantic, uninformed, None"),
-    ({"branch": ["semantic"]}, "branch must be one of"),
-    ({"nodes": 1000.0}, r"nodes must be a recipe such as Lines\(9\).*got nodes=1000"),
-    ({"settings": 1e-5}, "settings must be a Settings"), ({"start": 1.0}, "start must be Overlaps or a FixedPoint"),
-    ({"start": ta.Overlaps(*(NAN * a for a in START))}, "start must be finite"),
-    ({"start": OUTSIDE}, "start must be finite, with q, V and q - theta"),
-    ({"rtol": "1e-3"}, "rtol must be a real number"), ({"rtol": 1e-16}, "rtol must be at least 2.2e-14 in float64"),
-]  # fmt: skip
-STATES = [
-    ({"alpha": -1.0}, "alpha must be positive"),
-    ({"count": 0}, "count must be an integer of at least 1, got count=0"),
-    ({"count": True}, "count must be an integer"), ({"seed": -1}, "seed must be an integer of at least 0"),
-]  # fmt: skip
-CALLS = [
-    *((partial(ta.DotProduct, **arguments), message) for arguments, message in LAYERS),
-    *((partial(ta.Settings, **arguments), message) for arguments, message in SETTINGS),
-    *((partial(ta.solve, MODEL, **{"alpha": 1.0} | arguments), message) for arguments, message in SOLVES),
-    *((partial(ta.find_states, MODEL, **{"alpha": 1.0} | arguments), message) for arguments, message in STATES),
-    (lambda: jax.jit(lambda a: ta.find_states(MODEL, a, count=1))(1.0), "model must have concrete numbers here"),
-    (lambda: jax.jit(lambda: ta.sweep(MODEL, "semantic", alpha=[1.0]))(), "model must have concrete numbers here"),
-    (lambda: jax.jit(lambda a: ta.solve(MODEL, a, start=OUTSIDE))(1.0), "start must be finite"),
-    (lambda: ta.solve(MODEL, 1.0, start=ta.Overlaps(*(1j * a for a in START))), "start must be a real number or an ar"),
-    (lambda: ta.solve(MODEL, 1.0, start=BRANCHES["semantic"].start(ta.DotProduct(rank=2))),
-     r"start must have q of shape \(2, 1, 1\), got shape \(2, 2, 2\)"),
-    (lambda: ta.solve(MODEL, 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct(rank=2))),
-     r"nodes must be made for this model, of shape \(L, r, t\) = \(2, 1, 1\), got nodes for \(2, 2, 1\)"),
-    (lambda: ta.solve(MODEL, 1.0, nodes=ta.Sobol(64).rule(ta.DotProduct(dtype=jnp.float32))),
-     "nodes must be float64 like the model, got float32"),
-    (lambda: ta.L1(-1.0), "strength must be zero or positive, and finite, got strength=-1.0"),
-    (lambda: ta.sweep(MODEL, "alpha_c", rank=[1, 2]), "rank must name one of alpha, lam, omega, sigma, or an entry"),
-    (lambda: Parameter("lamda").read(MODEL, 1.0, "x"), "x must name one of alpha, lam, omega, sigma, or an entry"),
-    (lambda: with_matrices(1 + 1j), "covariances must be an array of real numbers"),
-    (lambda: with_matrices(np.ma.array(1.0, mask=True)), "covariances must be an array of real numbers"),
-    (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
-    (lambda: with_matrices(1.0, dtype="half"), "dtype must be float32 or float64"),
-    (lambda: ta.DotProduct(spectrum=complex_law()), "spectrum must be a real number or an array of them"),
-    (lambda: ta.SpectralLaw.of_classes([1.0], {(0, 0): 1.0}, teacher_means=[0.1j]),
-     "teacher_means must be an array of real numbers"),
-    (lambda: ta.check(MODEL, even="no"), "even must be True or False, got even='no' of <class 'str'>"),
-    (lambda: ta.TokenClassMixture.of({(True, 0): 1.0}), "sentences must be a dictionary of shares"),
-    (lambda: ta.sample_data(MODEL, 20, 1.0, jnp.zeros(1, jnp.uint32)), "key must be one key, as jax.random.key"),
-    (lambda: second_minimum_share(MODEL, ta.Overlaps(*START), ta.Sobol(64).rule(MODEL), 0.0), "gap"),
-    (lambda: prior(penalised(rank=5), HATS),
-     "penalty must be None for a student of more than 4 columns, got 5"),
-]  # fmt: skip
 
 
 def with_matrices(factor, turned=1.0, **options):
@@ -318,65 +260,57 @@ def complex_law():
     return ta.SpectralLaw(law.weights, law.gamma, law.tau, law.pi, (1 + 1j) * law.cross)
 
 
+CALLS = [
+    *((partial(ta.DotProduct, **arguments), message) for arguments, message in LAYERS),
+    (lambda: ta.L1(-1.0), "strength must be zero or positive, and finite, got strength=-1.0"),
+    (lambda: Parameter("lamda").read(MODEL, 1.0, "x"), "x must name one of alpha, lam, omega, sigma, or an entry"),
+    (lambda: with_matrices(1 + 1j), "covariances must be an array of real numbers"),
+    (lambda: with_matrices(np.ma.array(1.0, mask=True)), "covariances must be an array of real numbers"),
+    (lambda: with_matrices(1.0, 1j), "encodings must be an array of real numbers"),
+    (lambda: with_matrices(1.0, dtype="half"), "dtype must be float32 or float64"),
+    (lambda: ta.DotProduct(spectrum=complex_law()), "spectrum must be a real number or an array of them"),
+    (lambda: ta.SpectralLaw.of_classes([1.0], {(0, 0): 1.0}, teacher_means=[0.1j]),
+     "teacher_means must be an array of real numbers"),
+    (lambda: ta.check(MODEL, even="no"), "even must be True or False, got even='no' of <class 'str'>"),
+    (lambda: ta.TokenClassMixture.of({(True, 0): 1.0}), "sentences must be a dictionary of shares"),
+]  # fmt: skip
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
-def test_calls(call, message):
+def test_layers_and_laws(call, message):
     with pytest.raises(ta.InputError, match=message):
         call()
 
 
-PROMOTIONS = [(jax.numpy_dtype_promotion, "strict", "standard"), (jax.numpy_rank_promotion, "raise", "allow")]
+def test_labels_drawn_from_a_row():
+    """The sampled loss, averaged over its noise, is the cross-entropy of the target's rows."""
+    model = model_of(Sampled, mixing=[[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.1, 0.2, 0.7]], encodings=np.eye(3))
+    Z, Y = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 1)))
+    levels = special.ndtri((np.arange(4000) + 0.5) / 4000)
+    mean = np.mean(jax.jit(jax.vmap(lambda e: model.loss(Z, Y, jnp.full((3, 1), e))))(levels))
+    exact = -0.25 * np.sum(eqx.filter_jit(model.target)(Y) * special.log_softmax(Z @ Z.T, 1))
+    np.testing.assert_allclose(mean, exact, rtol=1e-3)
+    check(model)
 
 
-@pytest.mark.parametrize(("context", "value", "usual"), PROMOTIONS)
-def test_promotion_is_left_to_jax(context, value, usual):
-    message = f"^jax_{context.__name__} must be '{usual}' for this library, got '{value}': call it with jax"
-    with context(value):
-        for call in (ta.DotProduct, partial(ta.solve, MODEL, 1.0), partial(ta.sample_data, MODEL, 20, 1.0, _KEY)):
-            with pytest.raises(ta.InputError, match=message):
-                call()
+def test_what_a_loss_with_noise_must_be():
+    class Odd(Noisy):
+        def loss(self, Z, Y, noise):
+            return jnp.sum(Z * Y) + jnp.sum(noise**2)
 
+    class Negative(Noisy):
+        noise = -1
 
-def test_double_precision_that_was_turned_off():
-    """A model in float64 would become float32, with no more than a warning."""
-    data = ta.sample_data(MODEL, 20, 1.0, _KEY)
-    with jax.enable_x64(False):
-        for name, call in (
-            ("lam", partial(ta.solve, MODEL, 1.0)),
-            ("lam", partial(ta.gamp, MODEL, data)),
-            ("lam", partial(ta.sweep, MODEL, "semantic", alpha=[1.0])),
-            ("dtype", partial(ta.DotProduct, dtype="float64")),
-        ):
-            with pytest.raises(ta.InputError, match=f"^{name} must be float32 while jax has no double precision"):
-                call()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_numbers_of_other_types():
-    half = Fraction(1, 2)
-    layers = [ta.DotProduct(mixing=[[a, a]] * 2, sigma=a) for a in (half, 0.5, jnp.array(0.5), np.float32(0.5))]
-    for layer in layers:
-        np.testing.assert_array_equal(layer.mixing, 0.5)
-        assert layer.sigma == 0.5 and layer.mixing.dtype == jnp.float64
-    unmasked = np.ma.array(np.full((2, 2), 0.5), mask=False)
-    np.testing.assert_array_equal(ta.DotProduct(mixing=unmasked).mixing, 0.5)
-
-
-_KEY = jax.random.key(0)
-
-
-def test_names_of_numpy_are_text(nodes, solved):
-    assert type(branch_of(np.str_("semantic")).name) is str
-    data = ta.sample_data(MODEL, 20, 1.0, _KEY)
-    starts = [ta.train(MODEL, data, kind("positional"), optimizer=kind("gd"), steps=1).Q for kind in (str, np.str_)]
-    np.testing.assert_array_equal(*starts)
-    point = ta.solve(MODEL, 1.0, np.str_("uninformed"), nodes)
-    assert type(point.branch) is str and point.train_loss == solved(1.0, "uninformed").train_loss
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_start_of_another_dtype():
-    single = [a.astype(jnp.float32) for a in START]
-    integers = [np.ones(a.shape, int) * k for a, k in zip(START, (1, 1, 0, 0), strict=True)]
-    for arrays in (single, integers):
-        assert all(a.dtype == jnp.float64 for a in jax.tree.leaves(check_start(MODEL, ta.Overlaps(*arrays))))
+    other_nodes = ta.Sobol(64).rule(ta.DotProduct())
+    check(model_of(Odd), even=False)
+    for call, message in (
+        (lambda: check(model_of(Odd)), "loss must be even in Z and in Y"),
+        (lambda: check(model_of(Negative)), "noise must be an integer of at least 0"),
+        (
+            lambda: ta.solve(model_of(Noisy), 1.0, nodes=other_nodes),
+            r"nodes must .* \(L, r, t\) = \(2, 1, 2\)",
+        ),
+    ):
+        with pytest.raises(ta.InputError, match=message):
+            call()

@@ -1,0 +1,119 @@
+"""A state prints itself, with error bars and statuses, and keeps its replicates and lanes apart."""
+
+import dataclasses
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import made
+import numpy as np
+import pytest
+from cases import CASES
+
+import tiedattn_jax as ta
+
+SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
+
+
+def test_a_fixed_point(capsys):
+    point = made.fixed_point(scatter=SCATTER, replicon=[0.25] * 4, residual=[1e-6, 2e-6, 1e-6, 1e-6])
+    line = repr(point)
+    assert line.startswith("FixedPoint(semantic branch at alpha = 2; q=0.114817, V=12.6685, theta=0.158158(15), m=0, ")
+    assert line.endswith("converged, residual 2.0e-06)") and "\n" not in line
+    print(point)
+    page, html = capsys.readouterr().out, point._repr_html_()
+    assert page == point.summary() + "\n" and page.startswith("semantic branch at alpha = 2: converged")
+    for words in ("0.158158(15)  ", "test error of the best linear", "below 1: stable\n", "response of the student"):
+        assert words in page
+    for words in ("jumps matter", "formally infinite", "unresolved", "six digits"):
+        assert words not in page
+    assert "<td style='text-align:left'>0.158158(15)</td>" in html and "FixedPoint" in html
+    jumps = made.fixed_point(jump_mass=[0.5] * 4, unresolved=[1e-3] * 4).summary()
+    for words in ("formally infinite", "jumps matter", "50.0%", "0.1%        of the nodes (Sobol"):
+        assert words in jumps
+    for share, mass in (([0.1, 0.2, 0.1, 0.2], "15.0(48)%"), ([-0.15] * 4, "15.0%"), ([1.0] * 4, "100.0%")):
+        page = made.fixed_point(jump_mass=share).summary()
+        assert mass in page and "of Vhat, the share of the jumps" in page
+    assert "whose rest is negative" in made.fixed_point(jump_mass=[1.4] * 4).summary()
+    assert "absent; the overlaps are those of the state in which" in made.fixed_point(status=[6] * 4).summary()
+    single = eqx.tree_at(lambda p: p.model.lam, point, point.model.lam.astype(jnp.float32))
+    assert "about six digits" in single.summary()
+
+
+class WithoutTarget(ta.DotProduct):
+    target = ta.Model.target
+
+
+def test_a_state_of_a_model_without_a_target():
+    point = dataclasses.replace(made.fixed_point(), model=WithoutTarget())
+    assert "replicon" in str(point) and "linear attention" not in str(point)
+    assert repr(point).startswith("FixedPoint(semantic branch at alpha = 2;")
+
+
+def test_a_state_of_no_branch_says_what_it_is():
+    """Its order parameters were all free, and it may follow some of the teacher's directions alone."""
+    point = made.fixed_point()
+    free = ta.results.FixedPoint(point.model, point.alpha, point.replicates, None)
+    assert repr(free).startswith("FixedPoint(semantic state at alpha = 2; q=")
+    model = ta.DotProduct(rank=2, teacher=np.eye(2))
+    for theta in (np.diag([0.1, 0.0]), np.diag([0.1, 0.05])):
+        pairs = [jnp.broadcast_to(a, (4, 2, 2, 2)) for a in (0.2 * np.eye(2), np.eye(2), theta)]
+        replicates = eqx.tree_at(lambda s: s.overlaps, point.replicates, ta.Overlaps(*pairs, jnp.zeros((4, 2, 2))))
+        several = ta.results.FixedPoint(model, point.alpha, replicates, None)
+        directions = np.count_nonzero(theta)
+        title = f"semantic state at alpha = 2, along {directions} of 2 directions of the teacher: converged"
+        assert several.summary().startswith(title)
+
+
+def test_an_absent_branch_has_no_losses():
+    """Losses are NaN if no replicate has the branch; their derivatives are zero, so that other lanes keep theirs."""
+    absent, partly = made.fixed_point(status=[6] * 4), made.fixed_point(status=[6, 0, 0, 0], scatter=SCATTER)
+    for losses in (absent, absent.stderr):
+        assert np.isnan(losses.train_loss) and np.isnan(losses.gen_error)
+    assert absent.q == made.fixed_point().q and np.isfinite([partly.train_loss, partly.stderr.gen_error]).all()
+
+    def total(factor):
+        points = (eqx.tree_at(lambda p: p.replicates.train_loss, p, factor * p.replicates.train_loss) for p in both)
+        return sum(jnp.where(p.ok, p.train_loss, 0.0) for p in points)
+
+    both = absent, made.fixed_point()
+    np.testing.assert_allclose(jax.grad(total)(1.0), CASES[0].train_loss)
+
+
+def test_numbers_of_a_fixed_point_for_json():
+    point = made.fixed_point(CASES[1], scatter=SCATTER, residual=[0.0, 2e-3, 0.0, 0.0], status=[0, 1, 0, 0])
+    numbers = json.loads(json.dumps(point.to_dict()))
+    assert (numbers["alpha"], numbers["omega"], numbers["lam"], numbers["branch"]) == (2.0, 0.3, 0.01, "positional")
+    assert numbers["q"] == CASES[1].q and numbers["m"] == pytest.approx(CASES[1].m)  # m of the first token
+    assert numbers["stderr"]["m"] == pytest.approx(float(point.stderr.overlaps.m[0, 0])) != 0
+    # The report has the worst of the replicates, not their mean.
+    assert numbers["residual"] == 2e-3 and numbers["status"] == "stalled at the accuracy of the averages"
+    assert "residual" not in numbers["stderr"] and "status" not in numbers["stderr"]
+    assert numbers["affected_by_jumps"] == []
+    assert "replicon" in made.fixed_point(jump_mass=[0.5] * 4).to_dict()["affected_by_jumps"]
+
+
+def test_scalars_of_two_tokens():
+    point = made.fixed_point(CASES[1])
+    assert (float(point.q), float(point.V), float(point.m)) == (CASES[1].q, CASES[1].V, CASES[1].m)
+    assert point.theta == 0 and point.status_name == "converged"
+    batch = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), point)
+    np.testing.assert_allclose([batch.m, batch.q], np.outer([CASES[1].m, CASES[1].q], [1, 2]))
+    three_tokens = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
+    three_tokens = eqx.tree_at(lambda p: p.replicates.overlaps, point, three_tokens)
+    with pytest.raises(ta.InputError, match=r"\(2, 1, 1\) for the scalar q, got \(3, 1, 1\): use overlaps.q"):
+        _ = three_tokens.q
+
+
+def test_a_batch_keeps_its_lanes_apart():
+    first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
+    renamed = ta.results.FixedPoint(second.model, second.alpha, second.replicates, first.branch)
+    batch = jax.tree.map(lambda *a: jnp.stack(a), first, renamed)
+    for lane, point in enumerate((first, second)):
+        for name in ("mean", "stderr"):
+            of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(batch, name))
+            jax.tree.map(np.testing.assert_array_equal, of_lane, getattr(point, name))
+        assert batch.status[lane] == point.status and batch.residual[lane] == point.residual
+    assert batch.status_name == ["converged", "stalled at the accuracy of the averages"]
+    assert batch.exists.tolist() == [True, True]
