@@ -338,19 +338,20 @@ class PhaseDiagram(Result, Tabular):
         numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
         return dataset(coordinates, numbers, labels, self.attrs)
 
-    def plot(self, boundaries: Sequence[Table] = (), ax: Any = None) -> Any:
+    def plot(self, boundaries: Sequence[Table] = (), ax: Any = None, *, losses: bool = False) -> Any:
         """Plot the diagram, and further events on it; see `plotting.diagrams.diagram_figure`.
 
         Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
-                "gen_error", or a dict of some of them.
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "region" (with `losses`
+                "train_loss") and "gen_error", or a dict of some of them.
+            losses: whether the left panel shows the difference of the training losses instead of the regions.
 
         Returns:
             The figure, or `ax`.
         """
         from ..plotting.diagrams import diagram_figure
 
-        return diagram_figure(self, boundaries, ax=ax)
+        return diagram_figure(self, boundaries, ax=ax, losses=losses)
 
 
 def _events(
