@@ -13,6 +13,7 @@ import matplotlib
 import matplotlib.colors
 import numpy as np
 import pytest
+from made import SPREAD, point
 from matplotlib import style
 from matplotlib.figure import Figure
 
@@ -47,25 +48,6 @@ from tiedattn_jax.plotting.theory import (
     table_figure,
 )
 from tiedattn_jax.theory.quantities import Quantity
-from tiedattn_jax.theory.states import FixedPoint, blank_state
-
-SPREAD = np.array([0.99, 1.01])  # of the two replicates
-
-
-def point(value, growth, branch="semantic", model=None):
-    """A state whose theta, m and training loss are `value`, with a test error twice and a baseline half as large."""
-    model, numbers = model or ta.DotProduct(), value * SPREAD
-    blank = blank_state(model, 2)
-    overlaps = dataclasses.replace(
-        blank.overlaps,
-        q=np.ones((2, 2, 1, 1)),
-        theta=np.tile(numbers[:, None, None, None], (1, 2, 1, 1)),
-        m=numbers[:, None, None] * np.array([1.0, -1.0])[:, None],
-    )
-    growths = dataclasses.replace(blank.diagnostics, growth_m=np.full(2, growth), growth_theta=np.full(2, growth))
-    losses = {"train_loss": numbers, "gen_error": 2 * numbers, "gen_error_linear": np.full(2, value / 2)}
-    state = dataclasses.replace(blank, overlaps=overlaps, diagnostics=growths, **losses)
-    return FixedPoint(model, np.asarray(value), state, branch)
 
 
 def curve(branch, growths=(1.5, 1.2, 0.8, 0.7), alphas=None, model=None):

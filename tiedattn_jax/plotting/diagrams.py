@@ -76,7 +76,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "positional minus semantic loss" if losses else "branches, the global one first", "error minus baseline"
     ylabels = {"train_loss" if losses else "region": y_name, "gen_error": y_name}
-    edges = _cell_edges(x), _cell_edges(y)
+    edges = cell_edges(x), cell_edges(y)
     with panels(8.4, 4.2, titles, xlabel=x_name, ylabels=ylabels, sharey=True, ax=ax) as (drawing, axes):
         left, right = axes[0]
         bistable, is_known = np.isin(region, _BISTABLE), region > 1
@@ -117,7 +117,7 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
     symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
     xlabel, ylabel = table.names
-    edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(values)
+    edges, found = (cell_edges(x), cell_edges(y)), ~np.ma.getmaskarray(values)
     with panels(5.6, 4.2, xlabel=xlabel, ylabels={"number": ylabel}, ax=ax) as (drawing, ((axis,),)):
         picture = axis.pcolormesh(*edges, values, cmap="viridis", gid=f"{table.question} {name}")
         axis.figure.colorbar(picture, ax=axis, label=symbol)
@@ -267,10 +267,10 @@ def _room_for(axis: Axes, cells: Bool[np.ndarray, "rows columns"], label: str) -
     return float(i - 0.5) / (columns - 2), float(j - 0.5) / (rows - 2)
 
 
-def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
+def cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
     """Return the edges of cells around increasing centres: in the middle, or at geometric means."""
     if is_geometric(centres):
-        return np.exp(_cell_edges(np.log(centres)))
+        return np.exp(cell_edges(np.log(centres)))
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])
     middle = 0.5 * (centres[1:] + centres[:-1])

@@ -202,7 +202,7 @@ def inches(axis: Axes) -> Float[np.ndarray, "2"]:
 
 
 def _word(label: str, axis: Axes, side: int, short: bool) -> str:
-    """Return a label; if it may be `short` and is longer than a side of the axes (0 is x, 1 is y), its symbols alone."""
+    """Return a label, or its symbols alone if it may be `short` and is longer than the axis: 0 is x, 1 is y."""
     label = LABELS.get(label, label)
     letters = len(label.replace("\\mathcal", "").replace("\\", ""))
     is_long = letters * 0.55 * matplotlib.rcParams["font.size"] / 72 > inches(axis)[side] * _MARGIN
@@ -389,9 +389,16 @@ def mark(axis: Axes, name: str, alpha: Any) -> None:
 
 
 def baseline(axis: Axes, x: Real[AnyArray, " n"], errors: Real[AnyArray, " n"], of: str = "") -> None:
-    """Draw the test error of the linear baseline, point by point, where it is known; `of` names the model."""
-    if np.isfinite(errors).any():
-        label = ", ".join(filter(None, (_BASELINE, of)))
+    """Draw the test error of the linear baseline, point by point, where it is known, if it is not there already.
+
+    Args:
+        of: in what its model differs from others.
+    """
+    label, errors = ", ".join(filter(None, (_BASELINE, of))), np.asarray(errors)
+    lines = [np.array(line.get_xydata()) for line in axis.lines if line.get_gid() == f"{label}{BESIDE}"]
+    there = [np.interp(np.asarray(x), a[:, 0], a[:, 1], left=np.nan, right=np.nan) for a in lines]
+    is_drawn = any(np.allclose(values, errors, equal_nan=True) for values in there)
+    if np.isfinite(errors).any() and not is_drawn:
         style = {**BASELINE, **({"color": fresh(axis, BASELINE["color"])} if of else {})}
         axis.plot(x, errors, label=label, gid=f"{label}{BESIDE}", **style)
 
