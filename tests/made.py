@@ -77,6 +77,25 @@ def fixed_point(case=CASES[0], **numbers) -> ta.results.FixedPoint:
     return ta.results.FixedPoint(model, jnp.asarray(case.alpha), states(model, case, **numbers), case.branch)
 
 
+SPREAD = np.array([0.99, 1.01])  # of the two replicates
+
+
+def point(value, growth, branch="semantic", model=None):
+    """A state whose theta, m and training loss are `value`, with a test error twice and a baseline half as large."""
+    model, numbers = model or ta.DotProduct(), value * SPREAD
+    blank = blank_state(model, 2)
+    overlaps = dataclasses.replace(
+        blank.overlaps,
+        q=np.ones((2, 2, 1, 1)),
+        theta=np.tile(numbers[:, None, None, None], (1, 2, 1, 1)),
+        m=numbers[:, None, None] * np.array([1.0, -1.0])[:, None],
+    )
+    growths = dataclasses.replace(blank.diagnostics, growth_m=np.full(2, growth), growth_theta=np.full(2, growth))
+    losses = {"train_loss": numbers, "gen_error": 2 * numbers, "gen_error_linear": np.full(2, value / 2)}
+    state = dataclasses.replace(blank, overlaps=overlaps, diagnostics=growths, **losses)
+    return ta.results.FixedPoint(model, np.asarray(value), state, branch)
+
+
 def instances(points=(), **columns) -> Table:
     """A table of instances made of columns, the fields of its cells with an axis of instances."""
     rows = []

@@ -137,9 +137,9 @@ WITHOUT = {
     "check": "even",
     "gamp": "response",
     "phase_diagram": "numbers width out resume progress",
-    "solve_1rsb": "s seed",
+    "solve_1rsb": "s seed progress",
     "sweep": "kappa numbers",
-    "transition_1rsb": "lines replicates seed",
+    "transition_1rsb": "lines replicates seed progress",
 }
 
 

@@ -81,7 +81,7 @@ def _plane_theory(name: str) -> Entry:
         "difference changes its sign at alpha_c, and the second one at alpha_l." + note,
         plane.theory,
         plane.diagram,
-        lambda diagram: diagram.plot(),
+        lambda diagram: diagram.plot(losses=True),
         plane_module.rows_theory,
     )
 

@@ -1,5 +1,6 @@
 """Figures of results made by hand; the tests of diagrams and transformers draw solved and trained ones."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -9,11 +10,15 @@ from types import SimpleNamespace as Namespace
 
 import made
 import matplotlib
+import matplotlib.colors
 import numpy as np
 import pytest
+from made import SPREAD, point
+from matplotlib import style
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
+from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.dynamics.landscape import Landscape
 from tiedattn_jax.finite.instances import Compared
 from tiedattn_jax.phases.table import Table
@@ -33,31 +38,23 @@ from tiedattn_jax.plotting.simulations import (
     training_figure,
     trajectory_figure,
 )
-from tiedattn_jax.plotting.style import COLOURS, LABELS, is_geometric, panels
-from tiedattn_jax.plotting.theory import boundary_figure, branch_figure, optimal_figure, path_figure, table_figure
+from tiedattn_jax.plotting.style import COLOURS, LABELS, REGION_STYLES, is_geometric, line as draw_line, panels
+from tiedattn_jax.plotting.theory import (
+    boundary_figure,
+    branch_figure,
+    optimal_figure,
+    path_figure,
+    spectrum_figure,
+    table_figure,
+)
 from tiedattn_jax.theory.quantities import Quantity
 
 
-def point(value, growth, *, bar=False):
-    """A fixed point whose theta, m and training loss are `value`, with error bars of a tenth of that."""
-    array = np.full((2, 1), value)
-    numbers = Namespace(
-        exists=True,
-        overlaps=Namespace(theta=array[..., None], m=array),
-        train_loss=value,
-        gen_error=2 * value,
-        gen_error_linear=0.5,
-        diagnostics=Namespace(growth_m=growth, growth_theta=growth),
-    )
-    if not bar:
-        numbers.stderr = point(value / 10, growth, bar=True)
-    return numbers
-
-
-def curve(branch, growths=(1.5, 1.2, 0.8, 0.7), alphas=None):
+def curve(branch, growths=(1.5, 1.2, 0.8, 0.7), alphas=None, model=None):
     """A table whose points have their alpha as `value`."""
     alphas = 1.0 + np.arange(len(growths)) if alphas is None else np.array(alphas)
-    return Table(branch, ("alpha",), (alphas,), tuple(map(point, alphas, growths)))
+    cells = tuple(point(*numbers, branch, model) for numbers in zip(alphas, growths, strict=True))
+    return Table(branch, ("alpha",), (alphas,), cells)
 
 
 def labels(axis):
@@ -74,6 +71,132 @@ def legend_texts(figure):
     return [text.get_text() for text in legend.get_texts()]
 
 
+def drawn(axis):
+    """Points of all lines of an axis by name, (n, 2) without NaN; solid and dotted stretches of a line together."""
+    points = {}
+    for artist in axis.lines:
+        name, pairs = (artist.get_gid() or "").removesuffix(", unstable"), np.asarray(artist.get_xydata(), float)
+        if len(pairs):  # not an entry for the legend alone
+            assert name, "a line without a name"
+            points[name] = np.concatenate([points.get(name, np.empty((0, 2))), pairs[np.isfinite(pairs).all(1)]])
+    return {name: np.unique(pairs, axis=0) for name, pairs in points.items()}
+
+
+def of_branch(branch):
+    """The columns that the picture of a branch shows: of every panel by the name of the line."""
+    orders = {"positional": ["m"], "semantic": ["theta"]}.get(branch, ["m", "theta"])
+    symbols, branch = {"m": "$m$", "theta": r"$\theta$"}, branch or "any state"
+    return [
+        {branch if len(orders) == 1 else f"{symbols[order]}, {branch}": f"{order}_0" for order in orders},
+        {branch: "train_loss"},
+        {branch: "gen_error", "linear baseline, beside": "gen_error_linear"},
+    ]
+
+
+def named_models():
+    """States of listed models, as of a list of models; the baseline is not the same for all of them."""
+    cells = tuple(point(a, 0.5, model=ta.DotProduct(sigma=a)) for a in (0.4, 0.5, 0.8))
+    return Table("semantic", ("model",), (np.arange(3.0),), cells)
+
+
+def with_nothing():
+    """A branch that is negative, unstable or absent at some settings."""
+    absent = point(2.0, 0.5)
+    status = np.full(2, int(ta.Status.absent))
+    absent = dataclasses.replace(absent, replicates=dataclasses.replace(absent.replicates, status=status))
+    cells = point(-1.0, 0.5), absent, point(3.0, 1.5), point(4.0, 0.5)
+    return Table("semantic", ("sigma",), (np.array([0.4, 0.5, 0.6, 0.8]),), cells)
+
+
+TABLES = {
+    **{branch: (lambda branch=branch: curve(branch), of_branch(branch)) for branch in ("positional", "semantic")},
+    "any state": (lambda: curve(None), of_branch(None)),
+    "along sigma": (with_nothing, of_branch("semantic")),
+    "listed models": (named_models, of_branch("semantic")),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_line_is_a_column_of_the_table(name):
+    """Order parameters with their sign, losses, errors and baseline are at every setting those of the table."""
+    make, panel_columns = TABLES[name]
+    table = make()
+    rows, parameter = table.table(), table.parameter
+    for axis, columns in zip(table.plot().axes, panel_columns, strict=True):
+        lines = drawn(axis)
+        assert lines.keys() == columns.keys()
+        for gid, column in columns.items():
+            expected = np.array([(row[parameter], row[column]) for row in rows])
+            np.testing.assert_array_equal(lines[gid], expected[np.isfinite(expected).all(1)], err_msg=gid)
+
+
+def test_lines_of_other_tables_are_columns_too():
+    """Best values, risks and any number by name."""
+    best = best_values()
+    values, errors = best.plot().axes
+    for k, row in enumerate(best.table()):
+        for axis, column in ((values, "lam"), (errors, "gen_error")):
+            lines = drawn(axis)
+            np.testing.assert_array_equal(lines[row["branch"]], [[row["alpha"], row[column]]], err_msg=str(k))
+    np.testing.assert_array_equal(drawn(errors)["linear baseline, beside"], [[1, 0.5], [2, 0.5]])
+    risk = Table("landscape", ("omega",), (np.arange(2.0),), risks())
+    (axis,) = risk.plot().axes
+    for name, pairs in drawn(axis).items():
+        np.testing.assert_array_equal(pairs, [(row["omega"], row[name]) for row in risk.table()])
+
+
+def test_curves_of_one_branch_are_distinct():
+    """They have shades of one colour, and names that say in what their models differ, or numbers."""
+    first, second = (curve("semantic", [0.5, 0.5], model=ta.DotProduct(sigma=sigma)) for sigma in (0.5, 0.25))
+    _, losses, errors = branch_figure(first, second).axes
+    assert labels(losses) == [r"semantic, $\sigma$ = 0.5", r"semantic, $\sigma$ = 0.25"]
+    assert {r"linear baseline, $\sigma$ = 0.5", r"linear baseline, $\sigma$ = 0.25"} < set(labels(errors))
+    solid = [line for line in losses.lines if line.get_label() in labels(losses)]
+    assert solid[0].get_color() == COLOURS["semantic"] != solid[1].get_color()
+    axis = Figure().subplots()
+    for result in (first, second, first):
+        result.plot(ax={"train_loss": axis})
+    assert labels(axis) == ["semantic", "semantic (2)", "semantic (3)"]
+    shades = {line.get_color() for line in axis.lines if line.get_label() in labels(axis)}
+    assert len(shades) == 3
+
+
+def test_options_of_lines_are_passed_on():
+    """Label, colour and width hold for the lines of the result, and not for what is drawn beside them."""
+    orders, _, errors = curve("semantic").plot(label="mine", color="m", lw=4).axes
+    assert labels(orders) == ["mine"] and labels(errors) == ["mine", "linear baseline"]
+    solid, dotted, baseline = errors.lines[:3]
+    assert (solid.get_color(), solid.get_linewidth(), dotted.get_color()) == ("m", 4, "m")
+    assert dotted.get_linestyle() == ":" and baseline.get_color() == COLOURS["baseline"]
+    assert matplotlib.colors.same_color(errors.collections[0].get_facecolor()[0][:3], "m")
+    orders = curve(None).plot(label="mine").axes[0]
+    assert labels(orders) == ["mine, $m$, any state", r"mine, $\theta$, any state"]
+    for name, options in {"colour": "m", "color": "no colour", "lw": "wide"}.items():
+        with pytest.raises(ta.InputError, match=f"{name} must be an option of this picture or of a matplotlib line"):
+            curve("semantic").plot(**{name: options})
+
+
+def test_dark_ground():
+    """What is black on light ground is white on dark."""
+    with style.context("dark_background"):
+        errors = branch_figure(curve("semantic"), alpha_c=Namespace(ok=True, alpha=1.5)).axes[2]
+        (axis,) = boundary_figure(BOUNDARY).axes
+    mark = next(line for line in errors.lines if line.get_gid() == "alpha_c, beside")
+    boundary = next(line for line in axis.lines if line.get_gid() == "alpha_c")
+    assert mark.get_color() == boundary.get_color() == "#ffffff"
+
+
+def test_narrow_figures_have_several_rows():
+    """Panels that would be too narrow stand below one another, in a figure that is high enough for them."""
+    with matplotlib.rc_context({"figure.figsize": (3.4, 2.5)}):
+        figure = branch_figure(curve("semantic"))
+    orders, losses, errors = figure.axes
+    assert figure.get_size_inches()[0] == 3.4 and figure.get_size_inches()[1] > 6
+    assert orders.get_position().y0 > losses.get_position().y1 and losses.get_position().x0 == errors.get_position().x0
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", LABELS["alpha"]]
+    assert orders.get_ylabel() == r"$m$, $\theta$"  # the words do not fit
+
+
 def test_legend_is_one_and_outside():
     with panels(4, 3, ["", ""], xlabel="x", ylabels=["first", "second"]) as (figure, axes):
         for axis, label in zip(axes[0], ("both", "both"), strict=True):
@@ -88,8 +211,6 @@ def test_legend_is_one_and_outside():
 
 def test_colours_are_told_apart():
     """Every two colours differ in lightness or on the blue-yellow axis, as seen without red or green receptors."""
-    import matplotlib.colors
-
     # Vienot, Brettel and Mollon (1999): what protanopes and deuteranopes see, in linear RGB.
     sight = {
         "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
@@ -104,6 +225,9 @@ def test_colours_are_told_apart():
                 assert np.linalg.norm(perceived[first] - perceived[second]) > 0.08, (first, second)
 
 
+BAR = float(error_bar(SPREAD))  # relative error bar of every number of a point
+
+
 def test_branches():
     critical, crossing = Namespace(ok=True, alpha=1.5), Namespace(ok=False, alpha=2.5)
     figure = branch_figure(curve("positional"), curve("semantic"), alpha_c=critical, alpha_l=crossing)
@@ -114,13 +238,14 @@ def test_branches():
     assert labels(errors) == ["positional", "semantic", "linear baseline", r"$\alpha_c$"]
     assert orders.lines[0].get_color() == COLOURS["positional"] and orders.lines[2].get_color() == COLOURS["semantic"]
     np.testing.assert_array_equal(errors.lines[0].get_ydata(), [np.nan, np.nan, 6, 8])  # test errors, not losses
-    assert errors.lines[4].get_ydata()[0] == 0.5 and errors.lines[5].get_xdata()[0] == 1.5
+    np.testing.assert_array_equal(errors.lines[4].get_xydata(), [[a, a / 2] for a in range(1, 5)])  # point by point
+    assert errors.lines[5].get_xdata()[0] == 1.5
     solid, dotted, *_ = losses.lines
     assert solid.get_color() == COLOURS["positional"]
     np.testing.assert_array_equal(solid.get_ydata(), [np.nan, np.nan, 3, 4])
     np.testing.assert_array_equal(dotted.get_ydata(), [1, 2, 3, np.nan])  # up to the first stable point
     band = errors.collections[0].get_paths()[0].vertices
-    assert band[:, 1].max() == pytest.approx(8 + 2 * 0.8)
+    assert band[:, 1].max() == pytest.approx(8 + 2 * 8 * BAR)
 
 
 def test_branches_that_lack_both_order_parameters_or_none():
@@ -168,7 +293,11 @@ def test_optimal_learner():
 
 def test_boundaries():
     omegas = np.array([0.1, 0.2, 0.3])
-    events = {"alpha_c": "k", "semantic baseline": COLOURS["semantic"], "positional pitchfork": COLOURS["positional"]}
+    events = {
+        "alpha_c": "#000000",
+        "semantic baseline": COLOURS["semantic"],
+        "positional pitchfork": COLOURS["positional"],
+    }
     alphas, bars = np.array([1.0, 2.0, np.nan]), np.array([0.1, np.inf, np.nan])
     (axis,) = boundary_figure(*(made.events(e, "omega", omegas, alphas, bars) for e in events)).axes
     assert labels(axis) == [r"$\alpha_c$", *list(events)[1:]] and axis.get_xlabel() == LABELS["omega"]
@@ -240,13 +369,16 @@ def test_a_path_that_turns(kind):
 
 def test_there_is_room_between_lines_and_frame():
     """There is room between lines and frame, also if a narrow range of alphas or numbers lies far from zero."""
-    branch = Table("semantic", ("alpha",), (np.array([10.0, 10.1]),), (point(5.0, 0.5), point(5.01, 0.5)))
+    states = tuple(
+        dataclasses.replace(point(value, 0.5), alpha=np.asarray(alpha)) for value, alpha in ((5.0, 10.0), (5.01, 10.1))
+    )
+    branch = Table("semantic", ("alpha",), (np.array([10.0, 10.1]),), states)
     for axis in branch_figure(branch).axes:
         (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
         assert 9.9 < left < 9.999 and 10.101 < right < 10.2
         assert bottom == 0 and top > 1.04 * axis.dataLim.y1
-    branch.cells[0].overlaps.theta -= 15.0  # a negative number is in the frame, too
-    assert branch_figure(branch).axes[0].get_ylim()[0] < -10
+    negative = Table("semantic", ("alpha",), (np.array([1.0, 2.0]),), (point(-10.0, 0.5), point(5.0, 0.5)))
+    assert branch_figure(negative).axes[0].get_ylim()[0] < -10  # a negative number is in the frame, too
 
 
 @pytest.mark.parametrize("name", ["Table of best values", "Table of states", "Trajectory"])
@@ -274,10 +406,10 @@ def test_limits_of_the_caller_hold():
 
 def test_a_pole_of_error_bars_leaves_the_line():
     """An infinite error bar, as of a single replicate, leaves the line without a band."""
-    branch = curve("semantic")
-    branch.cells[1].stderr.train_loss = np.inf
-    _, losses, errors = branch_figure(branch).axes
-    assert len(losses.collections) == 0 and len(errors.collections) == 1
+    axis, number = Figure().subplots(), np.arange(3.0)
+    draw_line(axis, number, number, "k", "one", bar=np.array([0.1, np.inf, 0.1]))
+    draw_line(axis, number, 2 * number, "k", "other", bar=0.1 * number)
+    assert len(axis.lines) == 2 and len(axis.collections) == 1
 
 
 def diagram():
@@ -308,44 +440,83 @@ def diagram():
     )
 
 
-def marked(cells):
-    """Lower left corners of the marked cells."""
+def marked(axis, name):
+    """Lower left corners of the cells that an artist of this name marks."""
+    cells = next(artist for artist in axis.collections if artist.get_gid() == name)
     return [tuple(map(float, path.vertices.min(0).round(9))) for path in cells.get_paths()]
 
 
+CELLS = [(0.5, 0.0), (1.5, 0.0), (3.0, 0.0), (0.5, 0.2), (1.5, 0.2), (3.0, 0.2)]  # their lower left corners
+
+
 def test_diagram():
-    figure = diagram_figure(diagram())
+    known = diagram()
+    figure = diagram_figure(known)
     left, right = figure.axes[:2]
-    difference, positional, semantic = left.collections[:3]
-    assert difference.get_array().mask.tolist() == [[True, True, True], [False, False, True]]
-    assert marked(positional) == [(1.5, 0.0)] and marked(semantic) == [(3.0, 0.0)]
-    assert positional.get_hatch() == semantic.get_hatch() == "..."  # no colour of the scale looks like the hatching
-    excess = right.collections[0]
+    for code, (name, colour) in REGION_STYLES.items():
+        assert marked(left, name) == [c for c, r in zip(CELLS, known.region.ravel(), strict=True) if r == code], name
+        (cells,) = (artist for artist in left.collections if artist.get_gid() == name)
+        assert len(cells.get_facecolor()) == 0 or matplotlib.colors.same_color(cells.get_facecolor()[0], colour)
+    excess = next(a for a in right.collections if a.get_gid() == "error minus baseline")
     assert excess.get_array().mask.tolist() == [[True, False, False], [False, False, True]]
-    # Blue means semantic, and better than the baseline; white means no difference.
-    assert (difference.get_cmap().name, excess.get_cmap().name) == ("RdBu", "RdBu_r")
-    assert difference.get_clim() == (-0.5, 0.5) and excess.get_clim() == (-3, 3)
+    np.testing.assert_array_equal(excess.get_array().compressed(), [0, 1, 2, 3])
+    # Blue means better than the baseline; white means no difference.
+    assert excess.get_cmap().name == "RdBu_r" and excess.get_clim() == (-3, 3)
+    assert marked(right, "no global minimum") == [CELLS[0], CELLS[5]]
     assert left.get_xlim() == (0.5, 5.0) and left.get_ylim() == (0.0, pytest.approx(0.4))
-    neither, hatched = left.collections[4:6]
-    assert marked(neither) == [(3.0, 0.2)] and marked(hatched) == [(0.5, 0.2)]  # not trusted
-    np.testing.assert_allclose(right.lines[0].get_xdata(), [1, 2])
-    band = right.collections[-1].get_paths()[0].vertices
-    assert band[:, 0].min() == pytest.approx(0.8)  # two error bars; an infinite one is left out
+    assert marked(left, "not trusted") == marked(right, "not trusted") == [CELLS[3]]
+    for axis in (left, right):
+        drawn = next(line for line in axis.lines if line.get_gid() == "alpha_c")
+        np.testing.assert_allclose(drawn.get_xydata(), [[1, 0.1], [2, 0.3]])
+        bars = next(a for a in axis.collections if a.get_gid() == "alpha_c, error bars").get_segments()
+        np.testing.assert_allclose(
+            bars, [[[0.8, 0.1], [1.2, 0.1]], [[2, 0.3], [2, 0.3]]]
+        )  # an infinite one is left out
     texts = legend_texts(figure)
-    assert texts[:3] == ["only positional is stable", "only semantic is stable", "neither is stable"]
-    assert texts[3:] == ["not trusted: unsolved, not settled, or not decided by the averages", r"$\alpha_c$"]
+    inside = [text.get_text().replace("\n", " ") for text in left.texts]
+    names = {name.replace("\n", " ") for code, (name, _) in REGION_STYLES.items() if code != 6}
+    assert {*texts[:-3], *inside} == names and len(texts) + len(inside) == 9  # every region is named once
+    assert texts[-3:] == ["not trusted", r"$\alpha_c$", "no global minimum"]
+
+
+def test_labels_of_a_diagram_stand_in_their_regions():
+    """A label is inside the cells of its region, or in the legend if it does not fit there."""
+    known = diagram()
+    known.x, known.y = ("alpha", np.arange(1.0, 13.0)), ("omega", np.arange(1.0, 13.0))
+    known.region = np.full((12, 12), 2)
+    known.region[:5, 4:], known.region[7:9, 7] = 5, 3  # a corner, and a place too small for a word
+    known.trusted, known.exists = np.full((12, 12), True), np.full((2, 12, 12), True)
+    known.loss_difference = known.gen_difference = np.ones((12, 12)), None
+    figure = diagram_figure(known)
+    left, inverted = figure.axes[0], figure.axes[0].transData.inverted()
+    figure.canvas.draw()
+    assert [text.get_text() for text in left.texts] == ["positional", "semantic,\npositional"]
+    for text, code in zip(left.texts, (2, 5), strict=True):
+        box = inverted.transform(text.get_window_extent())
+        low, high = np.round(box - 1).astype(int)  # the cells of its corners
+        assert np.all(known.region[low[1] : high[1] + 1, low[0] : high[0] + 1] == code)
+    assert "semantic" in legend_texts(figure) and "positional" not in legend_texts(figure)
+
+
+def test_difference_of_the_losses_on_a_diagram():
+    figure = diagram_figure(diagram(), losses=True)
+    left = figure.axes[0]
+    difference = next(a for a in left.collections if a.get_gid() == "positional minus semantic loss")
+    assert difference.get_array().mask.tolist() == [[True, True, True], [False, False, True]]
+    assert difference.get_cmap().name == "RdBu" and difference.get_clim() == (-0.5, 0.5)
+    assert not left.texts and {"positional", "semantic", "neither is stable"} < set(legend_texts(figure))
+    single = Figure().subplots()
+    assert diagram_figure(diagram(), ax={"train_loss": single}, losses=True) == {"train_loss": single}
 
 
 def test_uninformed_cells_of_a_diagram():
-    """They have their own mark beside the difference of losses, and their test error is that of a global minimum."""
+    """They are a region, and their test error is that of a global minimum."""
     known = diagram()
     known.region[1, 2] = 6
-    figure = diagram_figure(known)
-    left, right = figure.axes[:2]
-    assert marked(left.collections[3]) == [(3.0, 0.2)] and marked(left.collections[4]) == []
-    assert left.collections[0].get_array().mask.tolist() == [[True, True, True], [False, False, True]]
-    assert right.collections[0].get_array().mask.tolist() == [[True, False, False], [False, False, False]]
-    assert legend_texts(figure)[2] == "uninformed: neither branch exists"
+    left, right = diagram_figure(known).axes[:2]
+    assert marked(left, "uninformed") == [CELLS[5]] and marked(left, "neither is stable") == []
+    excess = next(a for a in right.collections if a.get_gid() == "error minus baseline")
+    assert excess.get_array().mask.tolist() == [[True, False, False], [False, False, False]]
 
 
 def test_further_boundaries_on_a_diagram():
@@ -396,7 +567,7 @@ def test_slices():
     np.testing.assert_array_equal(lower.lines[2].get_ydata(), [9, 9, 9])
     np.testing.assert_array_equal(lower_right.lines[1].get_ydata(), [np.nan, -4, -5])
     assert "uninformed" in legend_texts(figure)
-    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(lower_right) == ["uninformed"]
+    assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(upper_right)[-1] == "uninformed"
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert lower_right.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
 
@@ -500,8 +671,15 @@ def message_passing():
 def test_message_passing():
     q, theta, m, residual = gamp_figure({"semantic": message_passing()}).axes
     np.testing.assert_array_equal(q.lines[0].get_xydata(), [[0, 3], [1, 6]])  # means over the tokens
-    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [3, 3])  # means of absolute values
-    np.testing.assert_array_equal(m.lines[0].get_ydata(), [1.5, 1.5])
+    np.testing.assert_array_equal(theta.lines[0].get_ydata(), [-3, 3])  # with their sign
+    np.testing.assert_array_equal(m.lines[0].get_ydata(), [-1, 1])  # that of the first token
+    assert (theta.get_ylabel(), m.get_ylabel()) == (LABELS["theta"], LABELS["m"])
+    wide = message_passing()
+    wide.history = Namespace(**{name: np.tile(a, 2) for name, a in vars(wide.history).items()})
+    _, theta, m, _ = gamp_figure({"semantic": wide}).axes  # two columns have norms
+    np.testing.assert_allclose(theta.lines[0].get_ydata(), np.sqrt(2) * np.array([3, 3]))
+    np.testing.assert_allclose(m.lines[0].get_ydata(), np.sqrt(2) * np.array([1.5, 1.5]))
+    assert theta.get_ylabel() == f"norm of the {LABELS['theta']}"
     np.testing.assert_array_equal(residual.lines[0].get_xydata(), [[1, 0.1]])
     assert residual.lines[0].get_color() == COLOURS["semantic"]
 
@@ -528,7 +706,7 @@ def test_instances():
     positional, semantic, hollow = axis.containers
     np.testing.assert_array_equal(positional[0].get_xydata(), [[3.1, 3.0]])  # without instances that have no theory
     np.testing.assert_array_equal(hollow[0].get_xydata(), [[2.1, 2.0]])
-    assert hollow[0].get_markerfacecolor() == "white" and semantic[0].get_color() == COLOURS["semantic"]
+    assert hollow[0].get_markerfacecolor() == "#ffffff" and semantic[0].get_color() == COLOURS["semantic"]
     ((whisker,),) = (bars.get_segments() for bars in semantic[2])
     np.testing.assert_allclose(whisker[:, 0], [0.9, 1.3])  # two error bars
     assert axis.get_xlim()[1] < 4
@@ -539,7 +717,10 @@ def test_instances():
 
 def trajectory():
     t = np.array([0.0, 1.0, 2.0])
-    numbers = Namespace(R=np.full((3, 2, 2), 2.0), along_teacher=t, along_encodings=4 * t, risk=3 + t, gen_error=1 + t)
+    overlaps = {"Theta": np.zeros((3, 2, 2)), "m": np.zeros((3, 2, 2))}
+    numbers = Namespace(
+        R=np.full((3, 2, 2), 2.0), **overlaps, along_teacher=t, along_encodings=4 * t, risk=3 + t, gen_error=1 + t
+    )
     bars = Namespace(risk=0.1 * t, gen_error=0.2 * t)
     return Namespace(t=t, mean=numbers, stderr=bars)
 
@@ -553,6 +734,10 @@ def test_trajectory():
     np.testing.assert_allclose(drawn["along the teacher"], np.sqrt(t))
     np.testing.assert_allclose(drawn["along the encodings"], 2 * np.sqrt(t))
     np.testing.assert_allclose(next(iter(drawn.values())), 2.0)
+    drawn_path.mean.Theta, drawn_path.mean.m = np.ones((3, 1, 1)), np.array([[[1.0], [-1.0]]] * 2 + [[[-1.0], [1.0]]])
+    signed = trajectory_figure(drawn_path).axes[0].lines
+    np.testing.assert_allclose(signed[1].get_ydata(), np.sqrt(t))
+    np.testing.assert_allclose(signed[2].get_ydata(), [0, 2, -2 * np.sqrt(2)])  # a change of sign is no kink
     assert {line.get_label() for line in losses.lines} == {"risk", LABELS["gen_error"]} and len(losses.collections) == 2
     for curve, band, name in zip(losses.lines, losses.collections, ("risk", "gen_error"), strict=True):
         mean, bar = getattr(drawn_path.mean, name), getattr(drawn_path.stderr, name)
@@ -625,8 +810,8 @@ def test_map_of_a_number():
     assert legend_texts(figure) == [r"$\alpha_c$ not found", "error bar above 1 %"]
     named = {artist.get_gid(): artist for artist in axis.collections}
     assert named["alpha_c alpha"].get_array().mask.tolist() == [[False, False, True], [False, False, False]]
-    assert marked(named[r"$\alpha_c$ not found"]) == [(0.25, 0.35)]
-    assert marked(named["error bar above 1 %"]) == [(0.05, 0.45)]
+    assert marked(axis, r"$\alpha_c$ not found") == [(0.25, 0.35)]
+    assert marked(axis, "error bar above 1 %") == [(0.05, 0.45)]
     (lines,) = (artist for artist in axis.collections if hasattr(artist, "levels"))
     assert len(lines.levels) > 2 and np.all((lines.levels > 1.5) & (lines.levels < 1.8))
     for level, contour in zip(lines.levels, lines.get_paths(), strict=True):
@@ -641,7 +826,7 @@ def test_number_along_an_axis():
     np.testing.assert_array_equal(axis.lines[0].get_xydata(), [[a, 2 * a] for a in range(1, 5)])
     assert axis.get_ylabel() == LABELS["gen_error"] and axis.lines[0].get_color() == COLOURS["semantic"]
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
-    assert band.max() == pytest.approx(8 + 2 * 0.8)
+    assert band.max() == pytest.approx(8 + 2 * 8 * BAR)
     assert events().plot("stderr").axes[0].collections[0].get_gid() == "alpha_c stderr"
     (axis,) = table_figure(Table("landscape", ("omega",), (np.arange(2.0),), risks())).axes
     np.testing.assert_array_equal([line.get_ydata() for line in axis.lines[::-1]], [[0.1, 0.2], [0.1 + 0.2, 0.2 + 0.2]])
@@ -667,6 +852,10 @@ def test_theory_beside_message_passing():
     assert [line.get_label() for line in q.lines] == ["message passing", "theory"]
     np.testing.assert_allclose(q.lines[0].get_ydata(), 2 * q.lines[1].get_ydata())
     assert q.lines[1].get_linestyle() == "--" and q.lines[0].get_linestyle() == "-"
+    grey = [np.dot([0.299, 0.587, 0.114], matplotlib.colors.to_rgb(line.get_color())) for line in q.lines]
+    assert grey[0] > grey[1] + 0.4  # they are told apart in print without colours
+    (q, *_) = ta.results.StateEvolution.plot(Namespace(history=theory), run, color="r").axes
+    assert [line.get_color() for line in q.lines] == [COLOURS["simulation"], "r"]  # the picture is that of the theory
 
 
 def best_values():
@@ -700,7 +889,7 @@ PICTURES = {
     "GAMP": (message_passing, "q theta m residual"),
     "Table of landscapes": (landscapes, "label"),
     "Table of instances": (drawn_instances, "train_loss gen_error q theta m"),
-    "PhaseDiagram": (diagram, "train_loss gen_error"),
+    "PhaseDiagram": (diagram, "region gen_error"),
     "Table of states": (lambda: curve("semantic"), "order train_loss gen_error"),
     "StateEvolution": (message_passing, "q theta m residual"),
     "Table over two axes or with the name of a number": (events, "number"),
@@ -759,9 +948,12 @@ def test_a_picture_is_drawn_on_axes_of_the_callers(name):
         )
         assert axis.get_legend() is None
     drawn = len(axes[0].get_children()), [axis.get_legend_handles_labels()[1] for axis in axes]
-    plot(make(), ax=axes)  # drawn twice, every label is still there once
+    plot(make(), ax=axes)  # drawn twice, lines have another shade and a number; the rest is explained once
     assert len(axes[0].get_children()) > drawn[0]
-    assert [axis.get_legend_handles_labels()[1] for axis in axes] == drawn[1]
+    for axis, names in zip(axes, drawn[1], strict=True):
+        twice, _ = axis.get_legend_handles_labels()[1], None
+        assert twice[: len(names)] == names and {name.removesuffix(" (2)") for name in twice} == set(names)
+        assert len(set(twice)) == len(twice)
     single = Figure().subplots()
     assert plot(make(), ax={panel_names[-1]: single}) == {panel_names[-1]: single}
     assert single.get_xlabel() == own.axes[len(panel_names) - 1].get_xlabel()
@@ -773,14 +965,37 @@ def test_a_picture_is_drawn_on_axes_of_the_callers(name):
             plot(make(), ax=ax)
 
 
+NO_LINES = "Table of landscapes", "PhaseDiagram", "Table over two axes or with the name of a number"
+
+
+@pytest.mark.parametrize("name", [name for name in PICTURES if name not in NO_LINES])
+def test_options_hold_in_every_picture(name):
+    make, _ = PICTURES[name]
+    plot, axis_count = pictured()[name.split()[0]].plot, len(PICTURES[name][1].split())
+    before, after = plot(make()), plot(make(), color="#123456", label="mine")
+    texts = [text for axis in after.axes[:axis_count] for text in axis.get_legend_handles_labels()[1]]
+    assert any(text.startswith("mine") for text in texts)
+    colours = {line.get_color() for axis in after.axes for line in axis.lines if line.get_label().startswith("mine")}
+    containers = {bar[0].get_color() for axis in after.axes for bar in axis.containers if "mine" in bar.get_label()}
+    assert colours | containers == {"#123456"}
+    assert len(before.axes) == len(after.axes)
+
+
+def test_atom_of_a_wide_spectrum():
+    (axis,) = spectrum_figure(wide_spectrum()).axes
+    atom = next(line for line in axis.lines if line.get_gid() == "zeros")
+    np.testing.assert_allclose(atom.get_xydata(), [[0, 0], [0, 0.25]])  # the height is in units of the panel
+    assert legend_texts(axis.figure) == ["density of 0.75 of all eigenvalues", "0.25 of all are zero"]
+
+
 def test_names_of_artists():
     """A line, its dotted stretch and its band are found by their names."""
     _, losses, _ = branch_figure(curve("semantic"), alpha_c=Namespace(ok=True, alpha=1.5)).axes
     names = {artist.get_gid() for artist in losses.get_children()}
-    assert {"semantic", "semantic, unstable", "semantic, error bars", "alpha_c"} <= names
+    assert {"semantic", "semantic, unstable", "semantic, error bars", "alpha_c, beside"} <= names
     left = diagram_figure(diagram()).axes[0]
     names = {artist.get_gid() for artist in left.get_children()}
-    assert {"alpha_c", "alpha_c, error bars", "only positional is stable", "neither is stable"} <= names
+    assert {"alpha_c", "alpha_c, error bars", "positional", "neither is stable"} <= names
 
 
 def test_settings_of_the_user_hold():

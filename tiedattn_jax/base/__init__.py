@@ -1,6 +1,7 @@
 """The tools that every other room uses, and the version of the package.
 
 errors         bad input, in one sentence
+progress       what a long computation tells while it runs
 kinds          functions of the public API that have another form for another kind of model
 report         how results print, are saved and drawn: one line, one page, tables, pictures
 results        the common parts of all results: status, settings, replicates, and the error bar

@@ -6,8 +6,11 @@ The room of that kind registers its form by `form_of`; the function itself, unde
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
+
+from .progress import reporter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,7 +25,13 @@ def with_other_forms(fn: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         first = args[0] if args else kwargs.get("model")
         other = next((form for kind, form in forms.items() if isinstance(first, kind)), fn)
-        return other(*args, **kwargs)
+        if "progress" not in kwargs or "progress" in inspect.signature(other).parameters:
+            return other(*args, **kwargs)
+        report = reporter(kwargs.pop("progress"), "results")  # a form that counts nothing is one piece of work
+        report(0, 1)
+        result = other(*args, **kwargs)
+        report(1, 1)
+        return result
 
     return call
 

@@ -274,7 +274,7 @@ def picture(figure: str, contents: str, *panels: str, many: Callable[[Any], Any]
 
         Args:
             ax: matplotlib axes to draw on instead of a new figure{axes}.
-            options: further options of the figure.
+            options: further options of the figure; label, color and other options of lines.
 
         Returns:
             The figure, or `ax`.

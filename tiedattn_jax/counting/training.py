@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..base.errors import (
     require_positive,
 )
 from ..base.files import Store, fingerprint
+from ..base.progress import Progress, Report, reporter
 from ..base.report import Description, picture
 from ..base.results import Result, Status
 from .task import MECHANISMS, Data, Transformer, check_sizes, counts, mask, masked, roles, shares
@@ -114,7 +115,7 @@ def train(
     rate: Number = 1e-3,
     dtype: DTypeLike = jnp.float32,
     checkpoint: str | os.PathLike | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = None,
 ) -> Training:
     """Train K transformers from their masked initialisation with Adam (betas .9 and .98, eps 1e-9), Appendix A.4.
 
@@ -129,13 +130,13 @@ def train(
         rate: learning rate.
         checkpoint: file to write after every epoch, and to continue from if it exists. The results are then those of an
             uninterrupted run, bit by bit on the same machine. `epochs` may be larger than in the interrupted call.
-        progress: called with the numbers of finished and of all epochs, before the first and after each.
+        progress: None, True for a bar, or a function of the numbers of finished and of all epochs.
 
     Raises:
         InputError: if an argument is unknown, out of range or of the wrong shape (the error names it), or the
             checkpoint has another configuration or more epochs.
     """
-    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
+    plan = _Plan(data, epochs, batch, rate, checkpoint, reporter(progress, "epochs"))
     init_keys, shuffle_keys = roles(keys, 0, 1)
     names = [mechanism] * len(keys) if isinstance(mechanism, str) else list(mechanism)
     require(len(names) == len(keys), "mechanism", names, f"one name, or one for each of the {len(keys)} keys")
@@ -177,7 +178,7 @@ def unfreeze(
     rate: Number = 1e-3,
     noise: Number = 1e-3,
     checkpoint: str | os.PathLike | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = None,
 ) -> Training:
     """Continue to train frozen solutions with all weights free, by plain stochastic gradient descent, Appendix A.5.
 
@@ -189,7 +190,7 @@ def unfreeze(
 
     The other arguments, and the errors, are those of `train`.
     """
-    plan = _Plan(data, epochs, batch, rate, checkpoint, progress)
+    plan = _Plan(data, epochs, batch, rate, checkpoint, reporter(progress, "epochs"))
     noise_keys, shuffle_keys = roles(keys, 2, 3)
     require_kind(frozen, "frozen", Training, "a Training of `train`")
     runs = len(frozen.status)
@@ -223,7 +224,7 @@ class _Plan(eqx.Module):
     batch: int
     rate: Number
     checkpoint: str | os.PathLike | None
-    progress: Callable[[int, int], None]
+    progress: Report
 
     def __check_init__(self) -> None:
         require_kind(self.data, "data", Data, "Data of `sample`")

@@ -31,6 +31,7 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
+from ..base.progress import Progress, reporter
 from ..base.results import Average, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
@@ -224,7 +225,7 @@ def run_instances(
     normalise: bool = False,
     sentences: int = 50_000,
     batch: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = None,
 ) -> Table:
     """Draw instances, run message passing or training on each, and solve the theory for each.
 
@@ -250,7 +251,7 @@ def run_instances(
         sentences: number of fresh sentences for the test error of every instance.
         batch: number of instances that run together, by `vmap`. Their data are in memory together, and all wait for the
             slowest.
-        progress: called with the numbers of finished and of all instances, before the first and after each batch.
+        progress: None, True for a bar, or a function of the numbers of finished and of all instances.
 
     Raises:
         InputError: if an argument is out of range (the error names it), the model has no `with_teacher`, or `theory` is
@@ -275,14 +276,15 @@ def run_instances(
         return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
 
     rows = []
-    progress(0, len(keys))
+    report = reporter(progress, "instances")
+    report(0, len(keys))
     for k in range(0, len(keys), batch):
         part = keys[k : k + batch]
         lanes = jax.vmap(outcome_of)(part) if batch > 1 else jax.tree.map(lambda a: a[None], outcome_of(part[0]))
         for outcome in unstacked(jax.device_get(lanes), len(lanes["gram"])):
             realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
             rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
-        progress(min(k + batch, len(keys)), len(keys))
+        report(min(k + batch, len(keys)), len(keys))
     return Table(INSTANCES, ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 

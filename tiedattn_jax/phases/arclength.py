@@ -16,6 +16,7 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
+from ..base.progress import Progress, in_parts
 from ..base.report import Description, Printed, entries, picture
 from ..base.results import Settings, Status, error_bar
 from ..model.model import Model
@@ -277,6 +278,7 @@ def trace_branch(
     settings: Settings | None = None,
     step: float = _STEP,
     points: int = 200,
+    progress: Progress = None,
 ) -> list[BranchPath]:
     """Follow a branch through a parameter in both directions and around folds, on every replicate of the averages.
 
@@ -290,6 +292,7 @@ def trace_branch(
         settings: tolerances of the solve at the start; by default `Settings()`.
         step: first step of the arclength, relative to the sizes of overlaps and parameter at the start.
         points: maximum number of points in each direction.
+        progress: as in `solve`.
 
     Returns:
         A `BranchPath` for every replicate; the scatter between them gives the error bars.
@@ -310,13 +313,14 @@ def trace_branch(
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
         coarse_path = Problem(model, a, nodes, free, settings).coarse_lane(branch_start(model, branch))
-        overlaps = run_one(together([coarse_path]))[0].overlaps
+        progress = in_parts(progress)
+        overlaps = run_one(together([coarse_path]), progress)[0].overlaps
     else:
         overlaps = check_start(model, start.overlaps if isinstance(start, FixedPoint) else start)
     setting = Setting(model, a, Parameter(parameter), free)
-    return run(
-        _branch_path(setting, nodes, k, overlaps, settings, (low, high), step, points) for k in range(nodes.replicates)
-    )
+    paths = [_branch_path(setting, nodes, k, overlaps, settings, (low, high), step, points)
+             for k in range(nodes.replicates)]  # fmt: skip
+    return run(paths, progress=progress)
 
 
 def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings) -> Path:

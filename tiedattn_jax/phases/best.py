@@ -28,6 +28,7 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
 from ..base.arrays import GivenArray, Number, indexed, spread_to
 from ..base.errors import InputError, require, require_choice, require_kind
+from ..base.progress import Progress
 from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
@@ -74,6 +75,7 @@ def best_ridge(
     number: str = "lam",
     bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
+    progress: Progress = None,
 ) -> Quantity:
     """Find the ridge, or the value of another number of the model, at which the test error is smallest.
 
@@ -101,6 +103,7 @@ def best_ridge(
         number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]".
         bracket: range of values; by default `RIDGES` for the ridge.
         settings: tolerances; by default `Settings()`.
+        progress: as in `solve`.
 
     Raises:
         InputError: alpha is not positive; the branch or number is unknown; the bracket is not 0 < low < high, is out of
@@ -109,7 +112,7 @@ def best_ridge(
     task = prepared_task(model, branch, nodes, number, bracket, settings)
     alpha = check_alpha(model, alpha)
     check_top_level(alpha)
-    optimum = run_one(best_path(task.at(*lax.stop_gradient((model, alpha)))))
+    optimum = run_one(best_path(task.at(*lax.stop_gradient((model, alpha)))), progress)
     return best_of(task.at(model, alpha), optimum)
 
 

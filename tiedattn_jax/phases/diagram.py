@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -14,8 +15,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.arrays import AnyArray, spread_to
-from ..base.errors import InputError
-from ..base.files import Tabular
+from ..base.errors import InputError, require
+from ..base.files import Tabular, write_whole
 from ..base.report import Description, with_error
 from ..base.results import Result, Status, error_bar, quorum
 from ..model.overlaps import PAIR
@@ -338,19 +339,42 @@ class PhaseDiagram(Result, Tabular):
         numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
         return dataset(coordinates, numbers, labels, self.attrs)
 
-    def plot(self, boundaries: Sequence[Table] = (), ax: Any = None) -> Any:
+    def to_html(self, path: Path | str) -> None:
+        """Write the diagram as one page of HTML, to open in any browser: it needs no network and no library.
+
+        The page shows the map with its boundaries. Pointing at a cell shows the numbers of both branches and of the
+        global minimum with error bars and status, a click draws the curves through the cell.
+
+        Raises:
+            InputError: the path is not that of an .html file that can be written, or this is a batch of diagrams.
+        """
+        from ..plotting.page import diagram_page
+
+        require(Path(path).suffix in (".html", ".htm"), "path", str(path), 'that of an .html file: "diagram.html"')
+        shape = np.shape(self.positional.alpha)
+        if shape != (*np.shape(self.y[1]), *np.shape(self.x[1])) or len(shape) != 2:
+            raise InputError("diagram", f"must be one diagram, got a batch with states of shape {shape}")
+        content = diagram_page(self).encode()
+        try:
+            write_whole(Path(path), content)
+        except OSError as error:
+            text = f"must be a file that can be written, got path={str(path)!r}: {error.strerror}"
+            raise InputError("path", text) from error
+
+    def plot(self, boundaries: Sequence[Table] = (), ax: Any = None, *, losses: bool = False) -> Any:
         """Plot the diagram, and further events on it; see `plotting.diagrams.diagram_figure`.
 
         Args:
-            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "train_loss" and
-                "gen_error", or a dict of some of them.
+            ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "region" (with `losses`
+                "train_loss") and "gen_error", or a dict of some of them.
+            losses: whether the left panel shows the difference of the training losses instead of the regions.
 
         Returns:
             The figure, or `ax`.
         """
         from ..plotting.diagrams import diagram_figure
 
-        return diagram_figure(self, boundaries, ax=ax)
+        return diagram_figure(self, boundaries, ax=ax, losses=losses)
 
 
 def _events(

@@ -9,7 +9,7 @@ the branch exists. Curves and rows of a diagram are made of such steps; `trace` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -79,12 +79,6 @@ CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
 _SMALL = 0.2  # relative size of an order parameter below which it may be an artefact of few nodes
 _NOTHING = 0.01  # tr q / tr rho below which a student that does not settle is shrinking to zero
 _DAMPED_STEPS = 60  # least number of damped steps of a search from the start of the branch
-
-Progress = Callable[[int, int], None]
-
-
-def silent(done: int, total: int) -> None:
-    """Show no progress."""
 
 
 class WarmStart(NamedTuple):

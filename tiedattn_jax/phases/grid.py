@@ -19,6 +19,7 @@ from ..base import VERSION
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
+from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
@@ -28,7 +29,7 @@ from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, check_alpha, with_replicate_axis
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
-from .follow import Follower, Progress, WarmStart, pair_free, pair_start, prepared, silent
+from .follow import Follower, WarmStart, pair_free, pair_start, prepared
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
@@ -46,7 +47,7 @@ def phase_diagram(
     width: int | None = None,
     out: pathlib.Path | str | None = None,
     resume: bool = False,
-    progress: Progress = silent,
+    progress: Progress = None,
     **numbers: float | Sequence[float] | Real[GivenArray, "..."],
 ) -> PhaseDiagram:
     """Compute the positional and the semantic branch on a grid of two numbers of the model, or of one and alpha.
@@ -79,7 +80,8 @@ def phase_diagram(
             fill them.
         out: folder in which finished tracks and repeated cells are kept.
         resume: whether to continue from the content of `out`.
-        progress: called with the number of finished cells and the number of all cells, counting both branches.
+        progress: None, True for a bar, or a function of the numbers of finished and of all states: two in every cell,
+            and one for every repetition, which makes the second number larger.
 
     Raises:
         RuntimeError: another process ended early.
@@ -111,9 +113,10 @@ def phase_diagram(
     requirement = "hold pieces of the same model, nodes, axes and version only"
     store = Store(out, {"fingerprint": digest}, "out", requirement)
     store.open_folder(resume)
+    report = reporter(progress, "states")
     try:
-        states = grid.solve(engine, store, progress)
-        (states,) = engine.run([grid.retry(states, store)])
+        states = grid.solve(engine, store, report)
+        (states,) = engine.run([grid.retry(states, store, report)])
     except KeyboardInterrupt as interrupt:
         hint = "nothing is kept: a folder out= keeps finished tracks"
         if out is not None:
@@ -203,7 +206,7 @@ class _Grid(NamedTuple):
         """A track of zeros, (columns, R, ...)."""
         return blank_state(self.at(0, 0)[0], self.alphas.shape[1], self.nodes.replicates)
 
-    def solve(self, engine: _Engine, store: Store, progress: Progress) -> State:
+    def solve(self, engine: _Engine, store: Store, progress: Report) -> State:
         """Solve the tracks that are not in the store; return all cells, arrays (branch, rows, columns, R, ...)."""
         rows, width = self.alphas.shape
         total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
@@ -286,7 +289,7 @@ class _Grid(NamedTuple):
             cell_done()
         return stacked(cells)
 
-    def retry(self, cells: State, store: Store) -> Path:
+    def retry(self, cells: State, store: Store, progress: Report) -> Path:
         """Path that repeats cells that are not solved, and cells that lack a branch which a neighbour has.
 
         Unsolved cells start from the states of their neighbours and from the default start. Cells that lack a branch
@@ -297,6 +300,7 @@ class _Grid(NamedTuple):
         """
         cells, attempts = jax.tree.map(np.array, cells), self.pieces(store)
         tried: set[tuple[CellIndex, CellIndex | None]] = set()
+        done = total = cells.status[..., 0].size
 
         def is_absent(cell: CellIndex) -> bool:
             return bool(np.all(cells.status[cell] == Status.absent))
@@ -312,7 +316,10 @@ class _Grid(NamedTuple):
                     yield cell, sources
 
         while pending := list(untried()):
+            total += len(pending)
             for cell, sources in pending:
+                progress(done, total)
+                done += 1
                 was_absent = is_absent(cell)
                 for source in sources:
                     tried.add((cell, source))
@@ -329,6 +336,7 @@ class _Grid(NamedTuple):
                         for array, new in zip(jax.tree.leaves(cells), jax.tree.leaves(state), strict=True):
                             array[cell] = new
                         break
+            progress(done, total)
         return cells
 
     def attempt(self, cell: CellIndex, source: Overlaps | None, was_absent: bool) -> Path:

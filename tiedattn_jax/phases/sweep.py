@@ -16,6 +16,7 @@ from ..averages.recipes import SIZES, SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
+from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings
 from ..model.checks import check_numbers
 from ..model.model import Model
@@ -27,7 +28,7 @@ from ..theory.solve import check_alpha, default_path
 from ..theory.states import FixedPoint
 from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
-from .follow import CURVE_SETTINGS, Progress, check_top_level, prepared, silent, walk
+from .follow import CURVE_SETTINGS, check_top_level, prepared, walk
 from .locate import Family, Start
 from .questions import BEST, LANDSCAPE, QUESTIONS, kind_of
 from .table import MODELS, Missing, Table
@@ -48,7 +49,7 @@ def sweep(
     kappa: Any = 0.0,
     size: Any = None,
     settings: Settings | None = None,
-    progress: Progress = silent,
+    progress: Progress = None,
     **numbers: float | Sequence[float] | Real[GivenArray, "..."],
 ) -> Table:
     """Ask one question of many settings: states, events, best values or landscapes, over no axis, one or two.
@@ -82,7 +83,7 @@ def sweep(
         sensitivities: whether every slope of an event that is followed is exact. This may compile one more program.
         kappa, size: as in `landscape`.
         settings: tolerances; by default `Settings()`, and looser ones for what is followed from predicted starts.
-        progress: called with the number of finished settings and the number of all settings.
+        progress: None, True for a bar, or a function of the numbers of finished and of all settings.
 
     Raises:
         InputError: a question, number, option or model cannot be used, which the message explains; an event that is
@@ -113,25 +114,26 @@ def sweep(
         if given and not belongs:
             raise InputError(name, f"must be left out but for {owner}")
     grid = _Grid.of(model, axes, numbers, follow, with_alpha=kind_of(question).with_alpha)
+    report = reporter(progress, "settings")
     if follow and is_state:
-        return _followed_branch(grid, question, nodes, settings, progress)
+        return _followed_branch(grid, question, nodes, settings, report)
     if is_event:
         event = str(question)
         if follow and event not in THRESHOLDS:
             rule, tolerances = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS)
             axis = grid.axes[0]
-            return run_one(trace_path(event, grid.models[0], axis, rule, tolerances, start, sensitivities, progress))
+            return run_one(trace_path(event, grid.models[0], axis, rule, tolerances, start, sensitivities, report))
         require_kind(start, "start", type(None), f'None for "{event}"')
-        return _events(grid, event, nodes, settings, progress)
+        return _events(grid, event, nodes, settings, report)
     if number is not None:
-        return _best(grid, number, branch, nodes, bracket, settings, progress)
+        return _best(grid, number, branch, nodes, bracket, settings, report)
     if is_state:
-        return _states(grid, question, nodes, settings, progress)
+        return _states(grid, question, nodes, settings, report)
     require_kind(settings, "settings", type(None), f'None for "{question}"')
     options = {"kappa": kappa, "size": size} if is_landscape else {}
     if size is not None:  # one rule for all cells
         nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
-    return _called(grid, str(question), nodes, options, progress)
+    return _called(grid, str(question), nodes, options, report)
 
 
 class _Grid(NamedTuple):
@@ -184,7 +186,7 @@ class _Grid(NamedTuple):
         """Names and values of the axes."""
         return tuple(axis.name for axis in self.axes), tuple(axis.values for axis in self.axes)
 
-    def run(self, paths: list[Path], progress: Progress) -> list[Any]:
+    def run(self, paths: list[Path], progress: Report) -> list[Any]:
         """Run the path of every cell; a failure in one cell is its result, and does not affect the others.
 
         Raises:
@@ -219,7 +221,7 @@ def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
 
 
-def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> Table:
+def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
     """Solve the states of all cells."""
     rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
 
@@ -232,7 +234,7 @@ def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings
 
 
 def _followed_branch(
-    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Progress
+    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report
 ) -> Table:
     """Follow a branch from the largest alpha down to where it ends."""
     model, branch = grid.models[0], branch_of(branch).name
@@ -253,7 +255,7 @@ def _followed_branch(
     return Table(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
 
 
-def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Progress) -> Table:
+def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
     """Find an event in every cell, without a guess."""
     if event in THRESHOLDS:
 
@@ -283,7 +285,7 @@ def _best(
     nodes: AnyNodes,
     bracket: tuple[float, float] | None,
     settings: Settings | None,
-    progress: Progress,
+    progress: Report,
 ) -> Table:
     """Find the best value of a number in every cell."""
     if number in grid.labels[0]:
@@ -298,7 +300,7 @@ def _best(
     return Table(f"{BEST}{number}", *grid.labels, _cells(cells))
 
 
-def _called(grid: _Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Progress) -> Table:
+def _called(grid: _Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Report) -> Table:
     """Answer a question in every cell by its own function, see `Question.call`."""
     call = kind_of(question).call
     assert call is not None

@@ -419,7 +419,8 @@ class Table(Result, Tabular):
             number: name of the number to draw, as in `values`, in place of what is drawn by default.
             ax: matplotlib axes to draw on instead of a new figure: one for each panel, or a dict of some of them by
                 the names of the panels.
-            options: other arguments of the picture, such as `optimal` for states along alpha.
+            options: other arguments of the picture, such as `optimal` for states along alpha; label, color and other
+                options of lines.
 
         Returns:
             The figure, or `ax`.

@@ -10,13 +10,14 @@ from scipy.interpolate import KroghInterpolator
 
 from ..averages.rules import Rule
 from ..base.errors import InputError, require, require_kind
+from ..base.progress import Report
 from ..base.results import Settings
 from ..model.model import Model
 from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from .events import ALPHA_L, Event, baseline_branch, event_of
-from .follow import Progress, WarmStart, predict, update
+from .follow import WarmStart, predict, update
 from .locate import SEARCH, Family, Guess, Start, Zero, event_path, guess_among, guess_of, transition_of
 from .table import Missing, Table
 
@@ -33,7 +34,7 @@ def trace_path(
     settings: Settings,
     start: Start | None,
     sensitivities: bool,
-    progress: Progress,
+    progress: Report,
 ) -> Path:
     """Return the path that follows an event through the values along an axis, in their order.
 
@@ -98,7 +99,7 @@ class _Tracer:
         self.slopes: list[float] = []  # d alpha / d value; NaN where it is not known exactly
         self.known: list[tuple[float, float, float]] = []  # value, alpha and slope of the points that were found
 
-    def boundary(self, values: Float[np.ndarray, " A"], guess: Guess | None, progress: Progress) -> Path:
+    def boundary(self, values: Float[np.ndarray, " A"], guess: Guess | None, progress: Report) -> Path:
         """Path that traces the boundary through the values, starting near a guess for the first one."""
         progress(0, len(values))
         yield from self.begin(values[0], guess)

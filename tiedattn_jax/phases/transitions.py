@@ -23,6 +23,7 @@ from jax import lax
 from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
 from ..base.kinds import with_other_forms
+from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status
 from ..bayes import thresholds
 from ..dynamics import small_start
@@ -56,6 +57,7 @@ def critical_alpha(
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
     settings: Settings | None = None,
+    progress: Progress = None,
 ) -> Quantity:
     """Find the sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
@@ -73,6 +75,7 @@ def critical_alpha(
             `branches` of a neighbouring model's transition, or both branches as curves, the tables that `sweep`
             returns. By default the bracket is searched on the coarse replicate.
         settings: tolerances; by default `Settings()`.
+        progress: as in `solve`.
 
     Returns:
         A `Quantity` with both branches at alpha_c. If no crossing lies in the bracket, its status is `absent`,
@@ -84,7 +87,7 @@ def critical_alpha(
     """
     family, ends = _prepared(model, nodes, settings), ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
-    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends, guess)))
+    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends, guess), progress))
 
 
 def linear_crossing(
@@ -95,6 +98,7 @@ def linear_crossing(
     bracket: tuple[float, float] = RANGE,
     start: Start | None = None,
     settings: Settings | None = None,
+    progress: Progress = None,
 ) -> Quantity:
     """Find the sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
 
@@ -107,6 +111,7 @@ def linear_crossing(
         model: as in `critical_alpha`; it must have a `target`.
         transition: the result of `critical_alpha` for the same model; by default it is computed first.
         nodes, settings: as in `critical_alpha`.
+        progress: as in `solve`.
         bracket: range of alpha for alpha_c if it is computed here, and for alpha_l on its side of alpha_c.
         start: guess for the crossing: the `FixedPoint` of the branch that alpha_l lies on, or that branch as a curve.
             By default the bracket is searched on the coarse replicate.
@@ -122,10 +127,11 @@ def linear_crossing(
     family, ends = _prepared(model, nodes, settings), ends_of(bracket)
     event_of("semantic baseline", family.model)  # the model must have a target
     if transition is None:
-        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends)))
+        progress = in_parts(progress)
+        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends), progress))
     require_kind(transition, "transition", Quantity, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
-    return run_one(_alpha_l(model, transition, family, ends, start))
+    return run_one(_alpha_l(model, transition, family, ends, start), progress)
 
 
 def find_event(
@@ -136,6 +142,7 @@ def find_event(
     start: Start,
     settings: Settings | None = None,
     sensitivities: bool = True,
+    progress: Progress = None,
 ) -> Quantity:
     """Find an event near a guess, with its exact derivatives in every number of the model.
 
@@ -146,6 +153,7 @@ def find_event(
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
             between two of their points; or a `Guess`.
         settings: tolerances.
+        progress: as in `solve`.
         sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
             in alpha. Otherwise the secant method finds the event, with less to compile.
 
@@ -161,11 +169,16 @@ def find_event(
     if guess is None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    return transition_of(definition, model, run_one(event_path(definition, family, guess, exact=exact)))
+    return transition_of(definition, model, run_one(event_path(definition, family, guess, exact=exact), progress))
 
 
 def branch_ends(
-    curve: Table, nodes: AnyNodes = None, *, settings: Settings | None = None, sensitivities: bool = False
+    curve: Table,
+    nodes: AnyNodes = None,
+    *,
+    settings: Settings | None = None,
+    sensitivities: bool = False,
+    progress: Progress = None,
 ) -> list[Quantity]:
     """Find all ends of a branch, and its losses of stability, in the range of its curve.
 
@@ -188,6 +201,7 @@ def branch_ends(
         curve: the positional or the semantic branch.
         nodes: recipe of the averages, or number of nodes; by default `SIZES["curve"]`.
         settings: tolerances; by default `CURVE_SETTINGS`.
+        progress: as in `solve`.
         sensitivities: whether to differentiate the ends in the numbers of the model, see `find_event`.
 
     Raises:
@@ -198,7 +212,7 @@ def branch_ends(
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     model, exact = curve.points[0].model, as_flag(sensitivities, "sensitivities")
     family = Family(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
-    return run_one(_Ends(curve, family, exact).find_all())
+    return run_one(_Ends(curve, family, exact).find_all(), progress)
 
 
 def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Family:

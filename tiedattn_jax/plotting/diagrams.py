@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
@@ -14,51 +15,54 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from ..base.errors import require
 from ..dynamics.landscape import words_of
 from ..model.overlaps import PAIR
 from .style import (
-    ALONE,
-    BASELINE,
     COLOURS,
     DASHES,
-    DOTTED,
     HATCHED,
+    INK,
     LABELS,
     LOSS,
     MARKS,
-    NEITHER,
     OTHER,
+    REGION_STYLES,
     SYMBOLS,
     Target,
+    baseline,
+    inches,
     is_geometric,
     line,
+    on,
     panels,
     scale,
+    shown,
     two_bars,
 )
 
 _BISTABLE = 4, 5  # regions in which both branches are stable
 _UNINFORMED = 2  # index of the state in `PhaseDiagram.winner`
 
-_NOT_TRUSTED = "not trusted: unsolved, not settled, or not decided by the averages"
+_NOT_TRUSTED = "not trusted"  # see `PhaseDiagram.trusted`
 _PRECISE = 0.01  # relative error bar above which a cell of a map is hatched
 
 
-def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = None) -> Any:
+def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = None, *, losses: bool = False) -> Any:
     """Plot the phase diagram (the paper's Figs. 3 and 9): which minimum is global, and whether it beats the baseline.
 
-    The left panel shows the difference of the training losses, positional minus semantic. Cells in which only one of
-    the two is a minimum have a light colour with dots, and cells that have neither branch are dark grey with dots, as
-    their global minimum is the uninformed state; other cells in which neither is a minimum are grey. The right panel
-    shows the test error of the global minimum minus that of the linear baseline. Cells that are not `trusted` are
-    hatched.
+    The left panel shows the regions. A region has the name of its stable branches, the global one first, or a place in
+    the legend where the name does not fit. The right panel shows the test error of the global minimum minus that of the
+    linear baseline. Cells that are not `trusted` are hatched. Bars on boundaries are two error bars.
 
     Args:
         diagram: `phases.diagram.PhaseDiagram`.
         boundaries: further boundaries to draw, tables of events along the other axis.
-        ax: axes for the panels "train_loss" and "gen_error", see `style.panels`; each gets a colour bar.
+        ax: axes for the panels "region" and "gen_error", see `style.panels`; the second one gets a colour bar.
+        losses: whether the left panel, then "train_loss", shows the difference of the training losses, positional minus
+            semantic, in the cells in which both branches are stable.
 
     Raises:
         InputError: a boundary is in another parameter, or alpha is not an axis.
@@ -70,31 +74,33 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
             require({x_name, y_name} == axes_names, "boundaries", boundary.question, f"in axes {x_name} and {y_name}")
     if "alpha" in (x_name, y_name):
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
-    titles = "global minimum: positional or semantic", "global minimum: worse or better than the baseline"
-    colour_labels = "positional minus semantic training loss / d", "test error minus that of the baseline"
-    ylabels = {"train_loss": y_name, "gen_error": ""}
-    edges = _cell_edges(x), _cell_edges(y)
-    with panels(9.5, 4.5, titles, xlabel=x_name, ylabels=ylabels, sharey=True, ax=ax) as (drawing, axes):
+    titles = "positional minus semantic loss" if losses else "branches, the global one first", "error minus baseline"
+    ylabels = {"train_loss" if losses else "region": y_name, "gen_error": y_name}
+    edges = cell_edges(x), cell_edges(y)
+    with panels(8.4, 4.2, titles, xlabel=x_name, ylabels=ylabels, sharey=True, ax=ax) as (drawing, axes):
         left, right = axes[0]
-        if ax is None:
-            drawing.set_layout_engine("constrained", wspace=0.1)  # keeps the label of the left scale off the right axis
-        for axis, (values, _), is_shown, colours, label in (
-            (left, diagram.loss_difference, np.isin(region, _BISTABLE), "RdBu", colour_labels[0]),
-            (right, diagram.gen_difference, region > 1, "RdBu_r", colour_labels[1]),
-        ):
-            masked = np.ma.masked_where(~is_shown, values)
-            limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
-            picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit, gid=label)
-            axis.figure.colorbar(picture, ax=axis, shrink=0.9, label=label)
-            axis.set(xscale=_scale_of(x), yscale=_scale_of(y))
-            for code, (name, colour) in {**(ALONE if axis is left else {}), 1: NEITHER}.items():
-                style = {"facecolor": colour, **(DOTTED if code in ALONE else {"lw": 0})}
-                _mark(axis, *edges, region == code, name, style)
+        bistable, is_known = np.isin(region, _BISTABLE), region > 1
+        for axis in (left, right):
+            axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+        for code, (name, colour) in REGION_STYLES.items():
+            _mark(left, *edges, region == code, name, {"facecolor": colour, "lw": 0}, inside=not losses)
+        if losses:
+            _colours(left, edges, diagram.loss_difference[0], bistable, "RdBu", titles[0])
+        _colours(right, edges, diagram.gen_difference[0], is_known, "RdBu_r", titles[1])
+        _mark(right, *edges, ~is_known, "no global minimum", {"facecolor": "0.85", "lw": 0})
+        for axis in (left, right):
             _mark(axis, *edges, ~diagram.trusted, _NOT_TRUSTED, HATCHED)
             for boundary in boundaries:
                 _boundary_line(axis, boundary, alpha_is_x=x_name == "alpha")
-            axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
+
+
+def _colours(axis: Axes, edges: Any, values: Any, is_shown: Any, colours: str, name: str) -> None:
+    """Draw a difference as colours that are white at zero, with their scale."""
+    masked = np.ma.masked_where(~is_shown, values)
+    limit = float(np.ma.max(np.abs(masked))) if masked.count() else 1.0
+    picture = axis.pcolormesh(*edges, masked, cmap=colours, vmin=-limit, vmax=limit, gid=name)
+    axis.figure.colorbar(picture, ax=axis)
 
 
 def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
@@ -111,7 +117,7 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
     symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
     xlabel, ylabel = table.names
-    edges, found = (_cell_edges(x), _cell_edges(y)), ~np.ma.getmaskarray(values)
+    edges, found = (cell_edges(x), cell_edges(y)), ~np.ma.getmaskarray(values)
     with panels(5.6, 4.2, xlabel=xlabel, ylabels={"number": ylabel}, ax=ax) as (drawing, ((axis,),)):
         picture = axis.pcolormesh(*edges, values, cmap="viridis", gid=f"{table.question} {name}")
         axis.figure.colorbar(picture, ax=axis, label=symbol)
@@ -155,7 +161,8 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
             axis.fill([], [], color=colour, label=words_of(int(value)))
         for change, (style, name) in lines.items():
             for k, points in enumerate(landscapes.contours(lambda cell, name=change: cell.differences[name])):
-                axis.plot(*points.T, color="k", ls=style, lw=1.2, label=name if k == 0 else None, gid=change)
+                options: dict[str, Any] = {"lw": 1.2, "label": None if k else name, "path_effects": _RIM}
+                axis.plot(*points.T, color="k", ls=style, gid=change, **options)
     return drawing
 
 
@@ -180,10 +187,9 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
             bar = np.stack([getattr(branch.stderr, name) for branch in branches])
             panel_row[0].set_ylabel(LABELS[name])
             for axis, row in zip(panel_row, rows, strict=True):
-                is_labelled = axis is axes[1, 0]  # the only panel that adds labels to the legend
                 for b, branch in enumerate(PAIR):
-                    label, stable = branch if is_labelled else None, diagram.stable[b, row] | ~exists[b, row]
-                    line(axis, x, value[b, row], COLOURS[branch], label, bar=bar[b, row], stable=stable)
+                    stable = diagram.stable[b, row] | ~exists[b, row]
+                    line(axis, x, value[b, row], COLOURS[branch], branch, bar=bar[b, row], stable=stable)
                 if np.any(uninformed[row]):
                     level, width = (
                         np.where(uninformed[row], getattr(a, name)[row], np.nan) for a in (minimum.mean, minimum.stderr)
@@ -191,8 +197,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
                     line(axis, x, level, COLOURS["uninformed"], "uninformed", bar=width, dash=DASHES["uninformed"])
                 scale(axis, x)
                 if name == "gen_error":
-                    style = BASELINE if is_labelled else {**BASELINE, "label": None}
-                    axis.plot(x, np.nanmean([branch.gen_error_linear[row] for branch in branches], 0), **style)
+                    baseline(axis, x, np.nanmean([branch.gen_error_linear[row] for branch in branches], 0))
     return figure
 
 
@@ -201,16 +206,20 @@ def _scale_of(values: Float[np.ndarray, " n"]) -> str:
     return "log" if is_geometric(values) else "linear"
 
 
+# Lines over colours are black with a white rim, which is seen on all colours, and on dark ground in the legend.
+_RIM = [withStroke(linewidth=2.6, foreground="white")]
+
+
 def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
-    """Draw a boundary on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
-    alpha, width = boundary.alpha, two_bars(boundary.stderr())
-    points = (alpha, boundary.at) if alpha_is_x else (boundary.at, alpha)
-    fill = axis.fill_betweenx if alpha_is_x else axis.fill_between
-    exists = bool(np.any(np.isfinite(alpha)))
+    """Draw a boundary with its bars on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
+    points = (boundary.alpha, boundary.at) if alpha_is_x else (boundary.at, boundary.alpha)
+    found = np.isfinite(boundary.alpha)
     label, style = SYMBOLS.get(boundary.question, boundary.question), MARKS.get(boundary.question, {"color": OTHER})
-    axis.plot(*points, label=label if exists else None, gid=boundary.question, **style)
-    band: dict[str, Any] = {"color": "k", "alpha": 0.2, "lw": 0, "gid": f"{boundary.question}, error bars"}
-    fill(boundary.at, alpha - width, alpha + width, **band)
+    axis.plot(*points, label=label if found.any() else None, gid=boundary.question, path_effects=_RIM, **style)
+    bars = {"xerr" if alpha_is_x else "yerr": two_bars(boundary.stderr()[found])}
+    style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars", **bars}
+    (*_, (whiskers,)) = axis.errorbar(*(a[found] for a in points), **style)
+    whiskers.set_gid(f"{boundary.question}, error bars")
 
 
 def _mark(
@@ -220,25 +229,55 @@ def _mark(
     cells: Bool[np.ndarray, "rows-1 columns-1"],
     label: str,
     style: dict[str, Any],
+    *,
+    inside: bool = False,
 ) -> None:
-    """Fill or hatch the cells that are True in `cells`, between the edges `x` and `y`."""
+    """Fill or hatch the cells that are True in `cells`, between the edges `x` and `y`.
+
+    Args:
+        inside: whether the label stands inside the cells where it fits, instead of in the legend.
+    """
     corners = [Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j]) for j, i in np.argwhere(cells)]
     axis.add_collection(PatchCollection(corners, gid=label, **style))
-    if corners:
-        axis.fill([], [], label=label, **style)  # for the legend, which cannot show a `PatchCollection`
+    place = _room_for(axis, cells, label) if inside else None
+    if place is not None:
+        words: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4, "transform": axis.transAxes}
+        rim = withStroke(linewidth=3, foreground=style["facecolor"])  # keeps lines off the letters
+        axis.text(*place, label, color="k", gid=f"{label}, name", path_effects=[rim], **words)
+    elif corners:
+        axis.fill([], [], label=label.replace("\n", " "), **style)  # as a legend cannot show a `PatchCollection`
 
 
-def _cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
+_FINE = 6  # parts of a cell, along each side, in which the place of a label is looked for
+
+
+def _room_for(axis: Axes, cells: Bool[np.ndarray, "rows columns"], label: str) -> tuple[float, float] | None:
+    """Return where a label is farthest from the ends of a region, in units of the axes; None if it fits nowhere."""
+    em, lines, (width, height) = matplotlib.rcParams["font.size"] / 72, label.split("\n"), inches(axis)
+    fine = np.pad(np.kron(cells, np.ones((_FINE, _FINE), bool)), 1)
+    rows, columns = np.shape(fine)
+    share = 0.62 * em * max(map(len, lines)) / width, 1.4 * em * len(lines) / height
+    size = [int(np.ceil(part * n)) | 1 for part, n in zip(share[::-1], (rows, columns), strict=True)]
+    fits = minimum_filter(fine, size, mode="constant")
+    if not fits.any():
+        return None
+    # Distance to the ends of the region in units of the label, so that wide labels keep from the sides.
+    depth = np.where(fits, distance_transform_edt(fine, sampling=[1 / size[0], 1 / size[1]]), 0)
+    j, i = np.unravel_index(depth.argmax(), depth.shape)
+    return float(i - 0.5) / (columns - 2), float(j - 0.5) / (rows - 2)
+
+
+def cell_edges(centres: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
     """Return the edges of cells around increasing centres: in the middle, or at geometric means."""
     if is_geometric(centres):
-        return np.exp(_cell_edges(np.log(centres)))
+        return np.exp(cell_edges(np.log(centres)))
     if len(centres) == 1:
         return centres[0] + np.array([-0.5, 0.5])
     middle = 0.5 * (centres[1:] + centres[:-1])
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
 
 
-def transition_figure(transition: Any, ax: Target = None) -> Any:
+def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
     """Plot an event in alpha: the losses that cross there, and how each number of the model moves it.
 
     If the event compares two states, the left panel shows the tangents of their training losses minus the loss at which
@@ -259,7 +298,7 @@ def transition_figure(transition: Any, ax: Target = None) -> Any:
     parts |= {"sensitivities": "number $p$ of the model"} if rows else {}
     parts = parts or {"losses": ""}
     titles = [rf"{event}{symbol} = {alpha:.6g} $\pm$ {bar:.1g}", *[""] * (len(parts) - 1)]
-    with panels(4.6 * len(parts), 3.6, titles, ylabels=parts, ax=ax) as (drawing, axes):
+    with panels(4.6 * len(parts), 3.6, titles, ylabels=parts, ax=ax, look=look) as (drawing, axes):
         if crossing:
             axis = axes[0, 0]
             alphas = alpha * np.linspace(0.9, 1.1, 21)
@@ -268,16 +307,30 @@ def transition_figure(transition: Any, ax: Target = None) -> Any:
                 slope = float(np.nanmean(point.replicates.train_loss_partials[1]))
                 level = float(point.train_loss) - crossing_loss + slope * (alphas - alpha)
                 line(axis, alphas, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
-            axis.axvline(alpha, label=symbol, gid=transition.event, **{**MARKS["alpha_c"], "lw": 0.9})
-            band: dict[str, Any] = {"color": "k", "alpha": 0.2, "gid": f"{transition.event}, error bars"}
+            axis.axvline(alpha, label=symbol, gid=transition.event, **on(axis, {**MARKS["alpha_c"], "lw": 0.9}))
+            band: dict[str, Any] = {
+                "color": shown(axis, INK),
+                "lw": 0,
+                "alpha": 0.2,
+                "gid": f"{transition.event}, error bars",
+            }
             axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, **band)
             axis.set_xlabel(LABELS["alpha"])
         if rows:
             axis = axes[0, -1]
             names, values, bars = zip(*rows, strict=True)
-            axis.barh(names, values, xerr=2 * np.array(bars), color=OTHER, height=0.6, capsize=2, gid="sensitivities")
+            axis.barh(
+                names,
+                values,
+                xerr=2 * np.array(bars),
+                color=OTHER,
+                ecolor=shown(axis, INK),
+                height=0.6,
+                capsize=2,
+                gid="sensitivities",
+            )
             axis.invert_yaxis()
-            axis.axvline(0, color="k", lw=0.8)
+            axis.axvline(0, color=shown(axis, INK), lw=0.8)
             axis.set_xlabel(rf"relative sensitivity $(p / \alpha)\, \partial \alpha / \partial p$ of {symbol}")
     return drawing
 

@@ -13,12 +13,15 @@ from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 from ..base.arrays import AnyArray, Number
 from ..base.errors import require
 from ..model.overlaps import BRANCHES, PAIR
+from ..model.parameters import scalar_parameters
 from ..phases.questions import BEST
 from .style import (
-    BASELINE,
+    BESIDE,
     COLOURS,
     DASHES,
     ERROR,
+    GROUND,
+    INK,
     LABELS,
     LOSS,
     MARKS,
@@ -28,11 +31,15 @@ from .style import (
     SYMBOLS,
     TURNS,
     Target,
+    baseline,
+    distinct,
     frame,
     line,
     mark,
+    on,
     panels,
     scale,
+    shown,
     two_bars,
 )
 
@@ -44,37 +51,41 @@ def branch_figure(
     optimal: Any = None,
     recoveries: Sequence[Any] = (),
     ax: Target = None,
+    **look: Any,
 ) -> Any:
     """Plot order parameters, training loss and test error of branches against alpha (content of the paper's Fig. 2).
 
     If another number changes along the curves, the x axis shows that number.
 
-    Dotted stretches are unstable towards an order parameter that the branch lacks.
+    Dotted stretches are unstable towards an order parameter that the branch lacks. Curves of one branch have shades of
+    one colour, and are named by the numbers in which their models differ.
 
     Args:
-        curves: tables of states along the same axis, one for each branch.
+        curves: tables of states along the same axis.
         alpha_c, alpha_l: `theory.quantities.Quantity` to mark; one that was not found is left out.
         optimal: the Bayes-optimal learner along alpha, `bayes.fixed_points.BayesPoint` under `vmap`, to draw its error.
         recoveries: its thresholds to mark beside its error, `theory.quantities.Quantity`.
         ax: axes for the panels "order", "train_loss" and "gen_error", see `style.panels`.
+        look: options of the lines, see `style.panels`.
     """
     labels = {"order": ORDERS, "train_loss": LOSS, "gen_error": ERROR}
-    with panels(11, 3.6, xlabel=curves[0].parameter, ylabels=labels, ax=ax) as (drawing, axes):
+    with panels(11, 3.6, xlabel=curves[0].parameter, ylabels=labels, ax=ax, look=look) as (drawing, axes):
         orders, losses, errors = axes[0]
-        for curve in curves:
-            name = curve.question or "any state"
-            colour = COLOURS.get(name, OTHER)
+        differences = _differences(curves)
+        for curve, difference in zip(curves, differences, strict=True):
+            branch = curve.question or "any state"
+            name, colour = ", ".join(filter(None, (branch, difference))), COLOURS.get(branch, OTHER)
             for order, order_colour in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.question], order):
                     label = name if order_colour == colour else f"{SYMBOLS[order]}, {name}"
                     _along_alpha(orders, curve, _first_of(order), order_colour, label)
             _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
             _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
-        baselines = curves[0].values("gen_error_linear")
-        for baseline in baselines[np.isfinite(baselines)][-1:]:
-            errors.axhline(baseline, **BASELINE)
+        linear = {d: curve for curve, d in zip(curves[::-1], differences[::-1], strict=True)}
+        for difference, curve in reversed(linear.items()):
+            baseline(errors, curve.at, np.array([row["gen_error_linear"] for row in curve.table()]), difference)
         if optimal is not None:
-            optimal_error(errors, optimal)
+            optimal_error(errors, optimal, beside=True)
         for recovery in recoveries:
             mark(errors, recovery.event, recovery.alpha)
         for axis in axes.flat:
@@ -84,6 +95,15 @@ def branch_figure(
                     mark(axis, name, transition.alpha)
             frame(axis)
     return drawing
+
+
+def _differences(curves: Sequence[Any]) -> list[str]:
+    """Return in what the models of several curves differ, in words; the number along the axis does not count."""
+    if len(curves) == 1:
+        return [""]
+    numbers = [scalar_parameters(curve.points[0].model) for curve in curves]
+    names = [name for name in numbers[0] if name != curves[0].parameter and len({n.get(name) for n in numbers}) > 1]
+    return [", ".join(f"{SYMBOLS.get(name, name)} = {n[name]:.3g}" for name in names if name in n) for n in numbers]
 
 
 def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: str, label: str) -> None:
@@ -102,7 +122,7 @@ def _first_of(order: str) -> Callable[[Any], Number]:
     return lambda state: getattr(state.overlaps, order).ravel()[0]
 
 
-def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
+def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
     """Plot order parameters and training loss along a branch that may turn back, and mark its folds and pitchforks.
 
     There is one line for every replicate of the averages. Unstable stretches are dotted.
@@ -110,9 +130,10 @@ def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
     Args:
         paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
         ax: axes for the panels "order" and "train_loss", see `style.panels`.
+        look: options of the lines, see `style.panels`.
     """
     ylabels = {"order": ORDERS, "train_loss": LOSS}
-    with panels(7.6, 3.6, xlabel=paths[0].parameter, ylabels=ylabels, ax=ax) as (drawing, axes):
+    with panels(7.6, 3.6, xlabel=paths[0].parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         orders, losses = axes[0]
         labels: set[str | tuple[Axes, str] | None] = set()
         for path in paths:
@@ -131,7 +152,7 @@ def path_figure(paths: Sequence[Any], ax: Target = None) -> Any:
                 labels.add(name)
                 for (place, kind), value in zip(turns, values_there, strict=True):
                     label = None if (axis, kind) in labels else kind
-                    axis.plot(place, value[0], ls="", color=colour, label=label, gid=kind, **TURNS[kind])
+                    axis.plot(place, value[0], ls="", color=colour, label=label, gid=kind, **on(axis, TURNS[kind]))
                     labels.add((axis, kind))
     return drawing
 
@@ -145,13 +166,13 @@ def _first_of_each(states: Any, order: str) -> Float[AnyArray, " n"]:
 # Markers by the place of the smallest error, each with its meaning.
 _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
     "inside": ({"marker": "o", "ms": 4}, "minimum"),
-    "transition": ({"marker": "D", "ms": 4.5, "mfc": "white"}, "limit at the transition"),
-    "lower end": ({"marker": "v", "ms": 4.5, "mfc": "white"}, "falls to the lower end"),
-    "upper end": ({"marker": "^", "ms": 4.5, "mfc": "white"}, "falls to the upper end"),
+    "transition": ({"marker": "D", "ms": 4.5, "mfc": GROUND}, "limit at the transition"),
+    "lower end": ({"marker": "v", "ms": 4.5, "mfc": GROUND}, "falls to the lower end"),
+    "upper end": ({"marker": "^", "ms": 4.5, "mfc": GROUND}, "falls to the upper end"),
 }
 
 
-def best_figure(table: Any, ax: Target = None) -> Any:
+def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
     """Plot the best value of a number, and the smallest test error, against alpha or another parameter.
 
     The colour is that of the branch of the best state. Lines end where it changes its branch: there the best value
@@ -160,10 +181,11 @@ def best_figure(table: Any, ax: Target = None) -> Any:
     Args:
         table: table of best values along one axis.
         ax: axes for the panels "best" and "gen_error", see `style.panels`.
+        look: options of the lines, see `style.panels`.
     """
     number = table.question.removeprefix(BEST)
     ylabels = {"best": f"best {LABELS.get(number, number)}", "gen_error": f"smallest {ERROR}"}
-    with panels(8, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax) as (drawing, axes):
+    with panels(8, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         rows = table.table()
         branches, places = (np.array([row[name] for row in rows]) for name in ("branch", "place"))
         columns = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
@@ -178,18 +200,16 @@ def best_figure(table: Any, ax: Target = None) -> Any:
                     here = of_branch & (places == place)
                     if here.any():
                         style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
-                        axis.errorbar(table.at[here], values[here], bars[here], **style)
+                        axis.errorbar(table.at[here], values[here], bars[here], **on(axis, style))
             for k, place in enumerate(table.jumps):
                 label = f"{SYMBOLS.get(number, number)} jumps" if k == 0 else None
-                axis.axvline(place, color="k", lw=0.8, ls=":", label=label)
+                axis.axvline(place, color=shown(axis, INK), lw=0.8, ls=":", label=label, gid=f"jump{BESIDE}")
         lam, error = axes[0]
         for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
             marker, meaning = _MARKERS[place]
-            lam.plot([], [], ls="", color=OTHER, label=meaning, **marker)
+            lam.plot([], [], ls="", color=OTHER, label=meaning, **on(lam, marker))
         lam.set_yscale("log")
-        baselines = table.values("state.gen_error_linear")
-        if np.isfinite(baselines).any():
-            error.plot(table.at, baselines, **BASELINE)
+        baseline(error, table.at, table.values("state.gen_error_linear"))
         frame(error)
     return drawing
 
@@ -198,7 +218,7 @@ def best_figure(table: Any, ax: Target = None) -> Any:
 _EVENT_STYLES = {"baseline": MARKS["alpha_l"]["ls"], "instability": ":", "pitchfork": "-."}
 
 
-def boundary_figure(*boundaries: Any, ax: Target = None) -> Any:
+def boundary_figure(*boundaries: Any, ax: Target = None, **look: Any) -> Any:
     """Plot the alpha of events against another parameter, with error bars.
 
     Between neighbouring points that were found, the lines follow the exact slopes. If these are not known, the lines
@@ -207,16 +227,18 @@ def boundary_figure(*boundaries: Any, ax: Target = None) -> Any:
     Args:
         boundaries: tables of events, all along the same axis.
         ax: axes for the only panel, "alpha", see `style.panels`.
+        look: options of the lines, see `style.panels`.
     """
     xlabel, ylabels = boundaries[0].parameter, {"alpha": "alpha"}
-    with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax) as (drawing, ((axis,),)):
+    with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.question.split()[0], boundary.question.split()[-1]
             bars = two_bars(boundary.stderr())
-            style: dict[str, Any] = {"color": COLOURS.get(branch, "k"), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
+            style: dict[str, Any] = {"color": COLOURS.get(branch, INK), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.question, {})
+            style["color"], label = distinct(axis, style["color"], SYMBOLS.get(boundary.question, boundary.question))
             name = boundary.question
-            axis.plot(*_smooth_lines(boundary), label=SYMBOLS.get(name, name), gid=name, **style)
+            axis.plot(*_smooth_lines(boundary), label=label, gid=name, **style)
             points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
             axis.errorbar(boundary.at, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
         scale(axis, boundaries[0].at)
@@ -235,17 +257,18 @@ def _smooth_lines(boundary: Any) -> Float[np.ndarray, "2 n"]:
     return np.concatenate(parts, axis=1)
 
 
-def table_figure(table: Any, number: str = "", ax: Target = None) -> Any:
+def table_figure(table: Any, number: str = "", ax: Target = None, **look: Any) -> Any:
     """Plot a number of a table against its only axis, with error bars.
 
     Args:
         table: `phases.table.Table`.
         number: name of the number, by default that which was asked for; for a landscape the risks of both candidates.
         ax: axes for the only panel, "number", see `style.panels`.
+        look: options of the lines, see `style.panels`.
     """
     names = [number] if number else list(PAIR)
     ylabels = {"number": number or "population risk"}
-    with panels(5.5, 3.8, xlabel=table.parameter, ylabels=ylabels, ax=ax) as (drawing, ((axis,),)):
+    with panels(5.5, 3.8, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for name in names:
             colour = COLOURS.get(name, COLOURS.get(table.question, OTHER))
             line(axis, table.at, table.values(name), colour, name, bar=table.stderr(name))
@@ -254,7 +277,11 @@ def table_figure(table: Any, number: str = "", ax: Target = None) -> Any:
 
 
 def optimal_figure(
-    points: Any, recoveries: Sequence[Any] = (), spectral: Float[AnyArray, " alphas"] | None = None, ax: Target = None
+    points: Any,
+    recoveries: Sequence[Any] = (),
+    spectral: Float[AnyArray, " alphas"] | None = None,
+    ax: Target = None,
+    **look: Any,
 ) -> Any:
     """Plot overlap and test error of the optimal learner against alpha.
 
@@ -265,6 +292,7 @@ def optimal_figure(
         recoveries: thresholds to mark, `theory.quantities.Quantity`.
         spectral: cosines of the spectral start with the teacher at the same alphas, to draw their squares.
         ax: axes for the panels "overlap" and "gen_error", see `style.panels`.
+        look: options of the lines, see `style.panels`.
 
     Raises:
         InputError: there is one alpha only.
@@ -272,7 +300,7 @@ def optimal_figure(
     requirement = "an axis: call jax.vmap(lambda a: bayes(model, a))(alphas)"
     require(np.ndim(points.alpha) == 1, "alpha", points.alpha, requirement)
     ylabels = {"overlap": "overlap $q / \\rho$", "gen_error": ERROR}
-    with panels(7.6, 3.6, xlabel="alpha", ylabels=ylabels, ax=ax) as (drawing, axes):
+    with panels(7.6, 3.6, xlabel="alpha", ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         overlap, error = axes[0]
         line(overlap, points.alpha, _relative_overlap(points.replicates), COLOURS["optimal"], "optimal learner")
         if np.any(points.hard):
@@ -295,28 +323,40 @@ def _relative_overlap(state: Any) -> Float[np.ndarray, " alphas"]:
     return np.asarray(q / rho)
 
 
-def optimal_error(axis: Axes, points: Any) -> None:
+def optimal_error(axis: Axes, points: Any, *, beside: bool = False) -> None:
     """Draw the test error of the optimal learner, with its error bar; alphas of `points` may be in any order."""
     order = np.argsort(points.alpha)
     alpha, error, bar = (np.asarray(a)[order] for a in (points.alpha, points.gen_error, points.stderr.gen_error))
-    line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar)
+    line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar, beside=beside)
 
 
-def spectrum_figure(spectrum: Any, ax: Target = None) -> Any:
-    """Plot the density of the eigenvalues of a wide layer's trained matrix.
+_FEW = 1e-6  # share of the eigenvalues below which none is said to be zero
+
+
+def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
+    """Plot the density of the eigenvalues of a wide layer's trained matrix, and the share of those that are zero.
+
+    The share is the height of the bar at zero, in units of the height of the panel.
 
     Args:
         spectrum: `wide.solve.WideSpectrum`.
         ax: axes to draw on instead of a new figure.
+        look: options of the lines, see `style.panels`.
     """
-    with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax) as (drawing, axes):
-        (axis,) = axes[0]
-        line(
-            axis,
-            spectrum.values,
-            spectrum.density,
-            COLOURS["semantic"],
-            f"{1 - float(spectrum.zeros):.3g} of all; the others are zero",
-        )
+    zeros, colour = float(spectrum.zeros), COLOURS["semantic"]
+    with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax, look=look) as (
+        drawing,
+        axes,
+    ):
+        axis = axes[0, 0]
+        line(axis, spectrum.values, spectrum.density, colour, f"density of {1 - zeros:.3g} of all eigenvalues")
         frame(axis)
+        if zeros > _FEW:
+            style: dict[str, Any] = {
+                "color": shown(axis, INK),
+                "lw": 3,
+                "clip_on": False,
+                "label": f"{zeros:.3g} of all are zero",
+            }
+            axis.axvline(0.0, ymax=zeros, gid="zeros", **style)
     return drawing

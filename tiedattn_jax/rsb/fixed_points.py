@@ -19,6 +19,7 @@ from ..averages.recipes import Lines
 from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
+from ..base.progress import Progress, in_parts
 from ..base.report import Description, Row
 from ..base.results import MeanField, Replicated, Status, error_bar
 from ..model.checks import needs
@@ -156,6 +157,7 @@ def solve_1rsb(
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
+    progress: Progress = None,
 ) -> OneRSBPoint:
     """Solve for a state with one step of replica symmetry breaking; it shows how far off the replica-symmetric one is.
 
@@ -176,6 +178,7 @@ def solve_1rsb(
             selects more numerous minima of higher energy.
         order, lines, seed: parameters of the rule of lines; see `Lines`.
         replicates: independent replicates of the averages; their scatter is the error bar.
+        progress: as in `solve`.
 
     Raises:
         InputError: as `solve`; the model is in float32, or has traced numbers, a penalty or classes of tokens; `s` is
@@ -191,9 +194,10 @@ def solve_1rsb(
     if s is not None:
         s = require_number(s, "s", "positive", lambda v: v > 0, model.lam.dtype)
     rule = lines_1rsb(model, order, lines, replicates, seed)
-    rs = solve_checked(Request(model, alpha, branch, rule))
+    progress = in_parts(progress)
+    rs = solve_checked(Request(model, alpha, branch, rule), progress)
     rs_primal, is_differentiated = lax.stop_gradient(rs), not is_concrete((model, alpha))
-    solutions = run_one(_replicates(rs_primal, rule, s, is_differentiated))
+    solutions = run_one(_replicates(rs_primal, rule, s, is_differentiated), progress)
     states = []
     for k in range(replicates):
         rs_replicate = indexed(rs.replicates, k)

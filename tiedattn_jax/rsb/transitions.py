@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from ..averages.rules import REPLICATES
 from ..base.arrays import Number
 from ..base.errors import InputError, require_choice, require_kind
+from ..base.progress import Progress, in_parts
 from ..base.results import Average, Settings, error_bar
 from ..model.checks import needs
 from ..model.model import Model
@@ -38,6 +39,7 @@ def transition_1rsb(
     lines: int | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
+    progress: Progress = None,
 ) -> Quantity:
     """Compute a transition with one step of replica symmetry breaking, and its shift from the RS value.
 
@@ -62,6 +64,7 @@ def transition_1rsb(
         event: "alpha_c" or "alpha_l".
         transition: the result of `critical_alpha` for the same model; by default it is computed first.
         order, lines, replicates, seed: as in `solve_1rsb`.
+        progress: as in `solve`.
 
     Raises:
         InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found; for alpha_l, the model has no
@@ -69,9 +72,9 @@ def transition_1rsb(
     """
     event = require_choice(event, "event", ["alpha_c", ALPHA_L])
     needs(model, "transition_1rsb", float64=True, ridge_only=True, independent=True)
-    primal = lax.stop_gradient(model)
+    primal, progress = lax.stop_gradient(model), in_parts(progress)
     if transition is None:
-        transition = critical_alpha(primal)
+        transition = critical_alpha(primal, progress=progress)
     require_kind(transition, "transition", Quantity, "the result of critical_alpha")
     require_choice(transition.event, "transition.event", ["alpha_c"])
     if not transition.ok or transition.sensitivities is None:
@@ -82,25 +85,27 @@ def transition_1rsb(
     if event == ALPHA_L:
         owner = int(baseline_branch(*(bool(b.gen_error < b.gen_error_linear) for b in critical.branches)))
     if owner == 1:
-        return _moved(model, as_event(critical, event, critical.branches), *_exchange(primal, critical.alpha, rule))
-    rs = lax.stop_gradient(linear_crossing(primal, critical))
+        shift = _exchange(primal, critical.alpha, rule, progress)
+        return _moved(model, as_event(critical, event, critical.branches), *shift)
+    rs = lax.stop_gradient(linear_crossing(primal, critical, progress=progress))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
-    return _moved(model, rs, *_crossing(primal, rs, PAIR[0] if owner == 0 else PAIR[1], rule))
+    return _moved(model, rs, *_crossing(primal, rs, PAIR[0] if owner == 0 else PAIR[1], rule, progress))
 
 
 # 1RSB states that define a transition, its shifts in all replicates, and the derivatives of these, (R, ...).
 _Shift = tuple[tuple[OneRSBPoint, ...], Float[Array, " R"], Model]
 
 
-def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _Shift:
+def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any], progress: Progress) -> _Shift:
     """Return the shift of alpha_c, where the losses of both branches cross, from the RS value `alpha`."""
-    pair = tuple(solve_1rsb(model, alpha, branch, **rule) for branch in PAIR)
+    pair = tuple(solve_1rsb(model, alpha, branch, progress=progress, **rule) for branch in PAIR)
     a, b = (point.replicates for point in pair)
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
     # RS states at the 1RSB alpha_c give the change of the derivatives on the way. Both theories are on the same lines.
     shifted_alpha, nodes = alpha + jnp.mean(shifts), lines_1rsb(model, **rule)
-    shifted_states = [solve_checked(Request(model, shifted_alpha, p.branch, nodes, p.rs.overlaps)) for p in pair]
+    requests = [Request(model, shifted_alpha, p.branch, nodes, p.rs.overlaps) for p in pair]
+    shifted_states = [solve_checked(request, progress) for request in requests]
     difference = partial(jax.tree.map, jnp.subtract)
     rs = difference(*(p.rs.replicates.train_loss_partials for p in pair))
     shifted = difference(*(state.replicates.train_loss_partials for state in shifted_states))
@@ -109,15 +114,16 @@ def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any]) -> _S
     return pair, shifts, difference(root_rates(*partials), root_rates(*rs))
 
 
-def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any]) -> _Shift:
+def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any], progress: Progress) -> _Shift:
     """Return the shift of alpha_l, where a branch starts to beat the baseline, from the RS value on the same lines."""
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)
     assert guess is not None
-    zero = run_one(zero_path(event, Family(model, lines_1rsb(model, **rule), Settings()), guess, tol=_FINAL))
+    family = Family(model, lines_1rsb(model, **rule), Settings())
+    zero = run_one(zero_path(event, family, guess, tol=_FINAL), progress)
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
-        point = solve_1rsb(model, alpha, branch, **rule)
+        point = solve_1rsb(model, alpha, branch, progress=progress, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
     alpha = zero.at - jnp.mean(excess(model, zero.at)[0] / zero.slopes)

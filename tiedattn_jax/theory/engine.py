@@ -38,6 +38,7 @@ from ..averages.rules import COARSE, Rule, block_size
 from ..base.arrays import Number, either, indexed, precise, repeated, stacked, unstacked
 from ..base.errors import InputError, require_count
 from ..base.programs import default_device, settings as jax_settings
+from ..base.progress import Progress, reporter
 from ..base.results import Settings
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps
@@ -54,6 +55,7 @@ def run(
     names: Sequence[str] | None = None,
     keep: bool = False,
     done: Callable[[int, Any], None] = lambda number, result: None,
+    progress: Progress = None,
 ) -> list[Any]:
     """Run paths to their ends, with their lanes in one pool.
 
@@ -70,6 +72,7 @@ def run(
             paths failed, it is raised nevertheless.
         done: function that is called when a path has ended, with the index of the path and its result or `Failure`. It
             is called in the thread of the caller.
+        progress: as in `base.progress`; counts lanes and calls.
 
     Returns:
         The return values of the paths.
@@ -80,7 +83,7 @@ def run(
     if width is not None:
         require_count(width, "width")
     devices = [default_device()] if devices is None else list(devices)
-    scheduler = Scheduler(paths, done)
+    scheduler = Scheduler(paths, done, reporter(progress, "searches"))
     in_slots = len(devices) > 1 or devices[0].platform != "cpu"
     work = work_in_slots if in_slots else _in_threads
     work(scheduler, width, devices)
@@ -93,9 +96,9 @@ def run(
     return scheduler.results
 
 
-def run_one(path: Path) -> Any:
+def run_one(path: Path, progress: Progress = None) -> Any:
     """Run one path and return its result."""
-    return run([path])[0]
+    return run([path], progress=progress)[0]
 
 
 def cores() -> int:
@@ -120,13 +123,13 @@ def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.D
                 if same_settings:
                     running[executor.submit(result_of, job.request)] = job
                 else:
-                    scheduler.answer(job.task, job.position, result_of(job.request))
+                    scheduler.finish(job, result_of(job.request))
             if not running:
                 return
             ended, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in [f for f in list(running) if f in ended]:  # in the order in which they began
                 job = running.pop(future)
-                scheduler.answer(job.task, job.position, future.result())
+                scheduler.finish(job, future.result())
 
 
 # Numbers of lanes in one call on an accelerator. There are few of them, so that few programs are compiled. The smallest
@@ -153,7 +156,7 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
                 if isinstance(job.request, Call):
                     with jax.default_device(default):
                         result = result_of(job.request)
-                    scheduler.answer(job.task, job.position, result)
+                    scheduler.finish(job, result)
                     continue
                 kind = _kind(job.request)
                 if kind not in groups:
@@ -165,7 +168,7 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
             if not busy:
                 return
             for job, result in max(busy, key=lambda group: len(group.waiting) + len(group.lanes)).turn():
-                scheduler.answer(job.task, job.position, result)
+                scheduler.finish(job, result)
 
 
 def _kind(lane: Lane) -> Any:

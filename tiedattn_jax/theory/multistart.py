@@ -7,6 +7,7 @@ import numpy as np
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..base.errors import InputError, is_concrete, require_count
+from ..base.progress import Progress
 from ..base.results import Settings, Status
 from ..model.checks import check
 from ..model.model import Model
@@ -23,7 +24,14 @@ _SAME_COARSE, _SAME = 0.05, 0.02
 
 
 def find_states(
-    model: Model, alpha: float, nodes: AnyNodes = None, *, count: int = 64, seed: int = 0, settings: Settings = NEWTON
+    model: Model,
+    alpha: float,
+    nodes: AnyNodes = None,
+    *,
+    count: int = 64,
+    seed: int = 0,
+    settings: Settings = NEWTON,
+    progress: Progress = None,
 ) -> list[FixedPoint]:
     """Search for all states from many random starts, without imposing any symmetry.
 
@@ -37,6 +45,7 @@ def find_states(
         count: number of random starts.
         seed: seed of the random starts.
         settings: tolerances. By default there are no damped steps, because these lead to minima and past saddles.
+        progress: as in `solve`.
 
     Returns:
         One `FixedPoint` for every state, in the order of the training loss, lowest first. States that differ only in
@@ -72,7 +81,7 @@ def find_states(
     for name in [name for name in BRANCHES if name is not None and is_even]:
         problem = Problem(model, a, rule, branch_of(name).free(model), damped_settings)
         searches.append((problem, name, [branch_start(model, name)]))
-    return run_one(_distinct(searches[1:] + searches[:1], settings))
+    return run_one(_distinct(searches[1:] + searches[:1], settings), progress)
 
 
 # A problem, the branch whose symmetry it imposes, and the starts on its coarse replicate.

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from ..averages.rules import Rule
 from ..base.arrays import GivenArray, unstacked
 from ..base.errors import InputError
+from ..base.progress import Report, silent
 from ..base.results import Settings
 from ..model.model import Model
 from ..model.overlaps import Overlaps
@@ -129,20 +130,22 @@ class Job(NamedTuple):
 class Scheduler:
     """Advances paths until they wait for lanes and calls, and hands these out in the order in which they were yielded.
 
-    The pool takes jobs from `next` and delivers their results by `answer`. A path starts only when those that have
+    The pool takes jobs from `next` and delivers their results by `finish`. A path starts only when those that have
     begun have no job to hand out.
 
     Attributes:
         unstarted: the paths that have not begun, with their indices.
+        report: function that is called with the numbers of jobs that are done and that are known.
         done: function that is called with the index and the result of a path, or its `Failure`, when it has ended.
         ready: tasks that can go on, each with what its path is sent.
         waiting: jobs that have not been handed out.
         results: results of the paths that have begun; None where they have not ended.
     """
 
-    def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None]):
+    def __init__(self, paths: Iterable[Path], done: Callable[[int, Any], None], report: Report = silent):
         self.unstarted: Iterator[tuple[int, Path]] = iter(enumerate(paths))
-        self.done = done
+        self.done, self.report = done, report
+        self.count_done, self.count_known = 0, 0
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.waiting: deque[Job] = deque()
         self.results: list[Any] = []
@@ -191,6 +194,13 @@ class Scheduler:
                     self.ready.append((_Task(request, task, position), None))
                 else:
                     self.waiting.append(Job(request, task, position))
+                    self.count_known += 1
+
+    def finish(self, job: Job, result: Any) -> None:
+        """Deliver the result of a job that was handed out."""
+        self.count_done += 1
+        self.answer(job.task, job.position, result)
+        self.report(self.count_done, self.count_known)
 
     def _end(self, task: _Task, result: Any) -> None:
         """Pass the result of a path that has ended to its parent, or to the results of the scheduler."""

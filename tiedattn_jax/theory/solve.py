@@ -35,6 +35,7 @@ from ..base.arrays import (
 )
 from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
 from ..base.kinds import with_other_forms
+from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
@@ -56,6 +57,7 @@ def solve(
     rtol: float | None = None,
     start: FixedPoint | Overlaps | None = None,
     settings: Settings | None = None,
+    progress: Progress = None,
 ) -> FixedPoint:
     """Solve the saddle-point equations (7)-(8) on a branch.
 
@@ -81,6 +83,7 @@ def solve(
         start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
             the search begins on coarse averages.
         settings: tolerances; by default `Settings()`.
+        progress: None, True for a bar, or a function of the numbers of root searches that are done and known.
 
     Returns:
         A `FixedPoint` with the order parameters, the losses over d, their error bars, and a `status` that says whether
@@ -96,7 +99,7 @@ def solve(
             the dtype does not allow `rtol`, or if `rtol` is given together with `nodes`.
     """
     request = _checked(model, alpha, branch, nodes, rtol, start, settings)
-    return solve_checked(request) if rtol is None else _refined(request, rtol)
+    return solve_checked(request, progress) if rtol is None else _refined(request, rtol, progress)
 
 
 class Request(NamedTuple):
@@ -110,13 +113,14 @@ class Request(NamedTuple):
     settings: Settings = Settings()
 
 
-def solve_checked(request: Request) -> FixedPoint:
+def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
     """Return the result of `solve`."""
     model, alpha, branch, nodes, start, settings = request
     primal, start = lax.stop_gradient(((model, alpha), start))
     rule = make_rule(None, primal[0]) if nodes is None else nodes
     if at_top_level(*primal, nodes, start):
-        states, rule, free = run_one(default_path(*primal, branch, rule, start, settings, fallback=nodes is None))
+        path = default_path(*primal, branch, rule, start, settings, fallback=nodes is None)
+        states, rule, free = run_one(path, progress)
         states, free = jax.device_put(states), jnp.asarray(free)
     else:
         free = branch_of(branch).free(primal[0])
@@ -347,7 +351,7 @@ LADDER = {2**12: 1e-3, 2**14: 3e-4, 2**15: 6e-5, 2**16: 3e-5, 2**18: 4e-6, 2**19
 _POOR = 30  # factor above the error bar in `LADDER` from which on Sobol points are tried, too
 
 
-def _refined(request: Request, rtol: float) -> FixedPoint:
+def _refined(request: Request, rtol: float, progress: Progress) -> FixedPoint:
     """Solve on more and more nodes, until the error bars are at most `rtol`.
 
     The recipe is that of `default_recipe`. If these are lines whose error bars are large, Sobol points are tried as
@@ -357,9 +361,10 @@ def _refined(request: Request, rtol: float) -> FixedPoint:
     def solved_on(recipe: Recipe) -> tuple[FixedPoint, float, bool]:
         """Return the state on the nodes of a recipe, its error, and whether the nodes are lines."""
         nodes = recipe.rule(request.model)
-        point = solve_checked(request._replace(nodes=nodes))
+        point = solve_checked(request._replace(nodes=nodes), progress)
         return point, _relative_error(point), isinstance(nodes.stack, LineNodes)
 
+    progress = in_parts(progress)
     first = next((k for k, error in enumerate(LADDER.values()) if error <= rtol), len(LADDER) - 1)
     recipe: Recipe = default_recipe(request.model)
     for n in list(LADDER)[first:]:

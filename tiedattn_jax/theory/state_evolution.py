@@ -78,19 +78,21 @@ class StateEvolution(Replicated):
         what = f"{steps} iterations of state evolution at alpha = {self.alpha:g}, {label(self.model, final)} at the end"
         return Description(what, self.status_name, rows_of(vars(final), vars(bars)))
 
-    def plot(self, gamp: Any = None, ax: Any = None) -> Any:
+    def plot(self, gamp: Any = None, ax: Any = None, **look: Any) -> Any:
         """Plot order parameters by iteration, beside those of a `GAMP` if one is given.
 
         Args:
             ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "q", "theta", "m" and
                 "residual", or a dict of some of them.
+            look: label, color and other options of the lines.
 
         Returns:
             The figure, or `ax`.
         """
         from ..plotting.simulations import gamp_figure
 
-        return gamp_figure({} if gamp is None else {"message passing": gamp}, theory=self, ax=ax)
+        runs = {} if gamp is None else {"message passing": gamp}
+        return gamp_figure(runs, theory=self, ax=ax, of_theory=True, **look)
 
 
 def state_evolution(

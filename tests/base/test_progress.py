@@ -1,0 +1,73 @@
+"""One protocol of progress: nothing, a bar, or a function that is told what is done and of how much."""
+
+import pytest
+
+import tiedattn_jax as ta
+from tiedattn_jax.base.progress import in_parts, reporter, silent
+from tiedattn_jax.theory.engine import run
+from tiedattn_jax.theory.paths import Call
+
+
+def squares(number):
+    """A path that asks for a call, and then for `number` of them at once."""
+    (yield Call(pow, (number, 2)))
+    return (yield [Call(pow, (k, 2)) for k in range(number)])
+
+
+def test_searches_are_counted_once():
+    counts = []
+    assert run([squares(2), squares(3)], width=1, progress=lambda *c: counts.append(c)) == [[0, 1], [0, 1, 4]]
+    assert [done for done, _ in counts] == list(range(1, 8)) and counts[-1] == (7, 7)
+    assert all(done <= total for done, total in counts)
+
+
+def test_counts_of_consecutive_searches_add_up():
+    counts = []
+    progress = in_parts(lambda *c: counts.append(c))
+    for number in (1, 2):
+        run([squares(number)], width=1, progress=progress)
+    assert counts[-1] == (5, 5) and [done for done, _ in counts] == list(range(1, 6))
+    assert in_parts(None) is None
+
+
+def test_bar_says_that_something_compiles_until_the_first_result(capsys, monkeypatch):
+    from tiedattn_jax.base import progress
+
+    monkeypatch.setattr(progress, "_SLOW", 0.0)
+    bar = reporter(True, "cells")
+    assert "compiling" in capsys.readouterr().err
+    for done in range(4):
+        bar(done, 3)
+    text = capsys.readouterr().err
+    assert "3/3" in text and "first result after 0 s" in text and "compiling" not in text.rpartition("3/3")[0][-60:]
+
+
+def test_progress_of_no_kind_is_refused():
+    assert reporter(None, "cells") is reporter(False, "cells") is silent
+    for wrong in ("yes", 3):
+        with pytest.raises(ta.InputError, match="progress must be None, True or a function"):
+            reporter(wrong, "cells")
+
+
+def every_function(model, lines, progress):
+    """Calls of all functions that search, with their progress."""
+    state = ta.solve(model, 1.5, nodes=lines)
+    return [
+        lambda: ta.solve(model, 2.0, nodes=lines, progress=progress),
+        lambda: ta.find_states(model, 2.0, lines, count=4, progress=progress),
+        lambda: ta.critical_alpha(model, lines, progress=progress),
+        lambda: ta.linear_crossing(model, nodes=lines, progress=progress),
+        lambda: ta.find_event(model, "semantic baseline", lines, start=state, progress=progress),
+        lambda: ta.trace_branch(model, "alpha", (1.9, 2.1), nodes=lines, points=3, progress=progress),
+        lambda: ta.best_ridge(model, 1.0, nodes=lines, bracket=(1e-3, 3e-3), progress=progress),
+        lambda: ta.branch_ends(ta.sweep(model, "semantic", alpha=[0.9, 2.0], nodes=lines), lines, progress=progress),
+    ]
+
+
+def test_every_function_tells_its_progress():
+    """The counts rise by one up to the total, also where a call makes several searches, and results are the same."""
+    lines, counts = ta.Lines(3, replicates=2), []
+    for call in every_function(ta.DotProduct(), lines, lambda *c: counts.append(c)):
+        counts.clear()
+        call()
+        assert [done for done, _ in counts] == list(range(1, len(counts) + 1)) and counts[-1][0] == counts[-1][1]

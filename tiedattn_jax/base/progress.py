@@ -1,0 +1,84 @@
+"""Progress of long computations, by one protocol for all functions that can take longer than some seconds.
+
+The argument `progress` of these functions is None, which shows nothing, True, which shows a bar on stderr, or a
+function ``progress(done, total)`` of two integers. It counts all work of the call once and in one unit: settings of a
+sweep, branches in cells of a diagram, root searches of a single state or event. Work that is found on the way, such as
+a repetition, makes `total` larger.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from tqdm import tqdm
+
+from .errors import InputError
+
+Report: TypeAlias = Callable[[int, int], None]
+Progress: TypeAlias = Report | bool | None
+
+_SLOW = 2.0  # seconds to the first result from which on they are shown
+
+
+def silent(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def reporter(progress: Any, unit: str) -> Report:
+    """Return the function that is told what is done, and of how much.
+
+    Args:
+        progress: argument of the caller's, a `Progress`.
+        unit: what is counted.
+
+    Raises:
+        InputError: `progress` is none of the three.
+    """
+    if progress is None or progress is False:
+        return silent
+    if progress is True:
+        return _Bar(unit)
+    if not callable(progress):
+        raise InputError("progress", f"must be None, True or a function of (done, total), got progress={progress!r}")
+    return progress
+
+
+def in_parts(progress: Progress) -> Progress:
+    """Return what consecutive searches of one call are given as `progress`: their counts add up."""
+    if progress is None:
+        return None
+    report = reporter(progress, "searches")
+    before = last = np.zeros(2, int)
+
+    def part(done: int, total: int) -> None:
+        nonlocal before, last
+        if done <= last[0]:  # the next search has begun
+            before = before + last
+        last = np.array([done, total])
+        report(*(before + last).tolist())
+
+    return part
+
+
+class _Bar:
+    """A bar on stderr. It says "compiling" until the first result, and afterwards how long that took."""
+
+    def __init__(self, unit: str):
+        self.begin, self.first = time.perf_counter(), -1
+        self.bar: Any = tqdm(desc="compiling", unit=f" {unit}", total=1, file=sys.stderr)
+
+    def __call__(self, done: int, total: int) -> None:
+        self.first = done if self.first < 0 else self.first
+        if self.bar.desc and done > self.first:
+            seconds = time.perf_counter() - self.begin
+            self.bar.set_description_str("", refresh=False)
+            if seconds > _SLOW:
+                self.bar.set_postfix_str(f"first result after {seconds:.0f} s", refresh=False)
+        self.bar.total = total
+        self.bar.update(done - self.bar.n)
+        if done == total:
+            self.bar.refresh()
