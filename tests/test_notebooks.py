@@ -93,7 +93,7 @@ RUNS = {
         "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2", 2,
         ["1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances"],
     ),
-    "explore": ("SIZE = 4\nORDER = 3", 2, ["omega = 0.24, alpha = 1.87", "semantic branch at alpha = "]),
+    "explore": ("SIZE = 4\nORDER = 3", 2, ["omega = 0.417, alpha = 1.87", "semantic branch at alpha = "]),
     "phase_diagram": (
         'SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)\nBOUNDARIES = ("alpha_c",)', 6,
         ["the positional branch folds at omega = 0.23", "positional ", "semantic ", "mixed ", "uninformed "],
