@@ -84,6 +84,8 @@ ARRAYS = {
     "vmap": lambda Z, s: jax.vmap(lambda z: z @ z * s)(Z), "custom_jvp": lambda Z, s: softplus(s * Z),
     "custom_vjp": lambda Z, s: doubled(Z) ** 2,
     "grad inside": lambda Z, s: jax.grad(lambda z: jnp.sum(jnp.tanh(s * z) ** 3))(Z),
+    "cotangents": lambda Z, s: jax.grad(lambda z: jnp.sum(z) + jnp.sum(s * z**2))(Z),
+    "cotangents in another order": lambda Z, s: jax.grad(lambda z: jnp.sum(s * z**2) + jnp.sum(z))(Z),
     "half precision": lambda Z, s: jnp.asarray(Z, jnp.float32) * np.float32(2) * s,
     "constant": lambda Z, s: jnp.array([[0.6, 0.4]]), "integers": lambda Z, s: (Z > 0.5).astype(int) + 1,
 }  # fmt: skip

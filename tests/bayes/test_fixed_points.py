@@ -195,6 +195,9 @@ def test_several_eigenvalues_and_equal_ones():
     other = ta.DotProduct(spectrum=ta.SpectralLaw.from_matrices(np.stack([spread, spread]), encodings, teacher))
     assert ta.threshold(other, "weak_recovery").alpha < ta.threshold(same, "weak_recovery").alpha
     assert overlap(other, 0.3) > overlap(same, 0.3)
+    assert float(ta.threshold(same, "perfect_recovery").alpha) == 0.5
+    with pytest.raises(ta.InputError, match="one eigenvalue each for perfect recovery"):
+        ta.threshold(other, "perfect_recovery")
 
 
 @pytest.mark.parametrize(

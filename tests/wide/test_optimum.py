@@ -91,7 +91,8 @@ def test_the_optimal_learner_in_its_own_numbers(teacher):
 
 
 def test_the_optimal_learner_knows_the_teacher_from_the_threshold_on():
-    assert float(ta.bayes(layer(), 0.19).distance) == 0
+    known = ta.bayes(layer(), 0.19)
+    assert float(known.distance) == float(known.noise) == 0
     noisy = ta.bayes(layer(noise=0.1), 5.0)
     assert 0 < float(noisy.distance) < 0.05
     assert np.isinf(noisy.perfect_alpha)
