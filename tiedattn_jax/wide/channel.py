@@ -226,8 +226,9 @@ def two_starts(
     def energy(h: Array) -> Array:
         return V * at_nodes(_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
-    twice = (jnp.concatenate([a, a], -1) for a in (w, y))
-    both = prox(layer, *twice, V, jnp.concatenate([shift, shift], -1), jnp.concatenate([w, jnp.zeros_like(w)], -1))
+    starts = jnp.concatenate([w, jnp.zeros_like(w)], -1)
+    w_, y_, shift_ = (jnp.concatenate([a, a], -1) for a in (w, y, shift))
+    both = prox(layer, w_, y_, V, shift_, starts)
     lowest, differ = points, jnp.zeros(w.shape[1], bool)
     for other in jnp.split(both, 2, -1):
         value = energy(lowest)

@@ -86,7 +86,7 @@ def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData
     p = jnp.zeros((L, d), dtype)
     if model.encodings is not None:
         units = jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
-        p = jnp.sqrt(d) * units if model.is_long else model.length * jnp.array([[1.0], [-1.0]], dtype) * units[0]
+        p = jnp.sqrt(d) * units if model.length is None else model.length * jnp.array([[1.0], [-1.0]], dtype) * units[0]
     return WideData(x + p, teacher, scores(x, teacher) + noise, p)
 
 

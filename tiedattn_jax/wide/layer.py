@@ -228,7 +228,7 @@ def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "
     for column in rows.T:  # a view, which follows the rows
         pivot = n + np.argmax(np.abs(column[n:]))
         if abs(column[pivot]) > _SEEN:
-            rows[[n, pivot]] = rows[[pivot, n]]
+            rows[np.array([n, pivot])] = rows[np.array([pivot, n])]
             rows[n] /= column[n]
             others = np.arange(len(rows)) != n
             rows[others] -= np.outer(column[others], rows[n])

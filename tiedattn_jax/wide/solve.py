@@ -49,8 +49,7 @@ class WideState(eqx.Module):
         Lam, M, N: conjugates; the trained matrix is (Y - tau)_+ / Lam with Y = M S* + sqrt(N) G.
         offset: numbers of the encodings, (k,): the shift of the scores in the directions that the loss sees if the
             encodings are long, the spike R if their length is of order one.
-        slack: distance of the offset from the boundary of the cone, see `_cone`. Negative where the target asks the
-            tokens to attend to each other, which is beyond it: then to first order that of the unconstrained offset.
+        slack: distance of the offset from the boundary of the cone, see `_cone`; negative if it would cross it freely.
         trace: Tr S / d.
         train_loss: loss of a training sentence.
         gen_error: loss on fresh sentences without noise.
@@ -60,8 +59,7 @@ class WideState(eqx.Module):
         largest: largest eigenvalue of S.
         replicon: below one in a state of stable replica symmetry; infinite where the bound on the rank binds.
         margin: least determinant of the proximal equations; proximal points are minima where it is positive.
-        jumps: share of sentences at which two starts of the proximal operator end at different points, of which the
-            lower one is taken. The equations lack its jumps.
+        jumps: share of sentences at which two starts of the proximal operator differ; the lower point is taken.
         binds: whether the bound on the rank binds.
         residual: relative change of the order parameters in a step.
         status: `Status` as an integer.
@@ -129,10 +127,9 @@ class WidePoint(Replicated):
         return self.offset[..., 0]
 
     def details(self) -> list[Row]:
-        offset, error, name = self.offset, self.stderr.offset, "offset"
-        if self.model.length is not None:
-            offset, error, name = offset[0], error[0], "R"
-        rows = rows_of({name: offset}, {name: error}) if self.offset.size else []
+        name, part = ("offset", ...) if self.model.length is None else ("R", 0)
+        numbers, bars = ({name: a.offset[part]} for a in (self, self.stderr))
+        rows = rows_of(numbers, bars) if self.offset.size else []
         bound = "rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite"
         return [*rows, *[bound] * bool(self.replicates.binds.any())]
 
@@ -202,11 +199,14 @@ class _Setting(NamedTuple):
     @classmethod
     def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes) -> _Setting:
         """Return a setting without constraints."""
-        no = jnp.asarray(False)
-        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), no, no)
+        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), *jnp.zeros((2,), bool))
+
+    def at(self, v: Float[Array, " k"]) -> tuple:
+        """Return the arguments of `averages` and `two_starts`."""
+        return self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points
 
     def channel(self, v: Float[Array, " k"]) -> tuple[Averages, Float[Array, "n N"]]:
-        return averages(self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points)
+        return averages(*self.at(v))
 
     def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
         return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
@@ -226,26 +226,21 @@ class _Setting(NamedTuple):
     def map(self, u: Float[Array, " k"]) -> tuple[Array, tuple[Array, Array, Array, Array]]:
         """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets.
 
-        Also returns them again, (q, m, V) with the offsets, the share of the eigenvalues that are not zero, and the
-        proximal points.
+        The second result has them, too, and (q, m, V) with the offsets, the share of eigenvalues that are not zero, and
+        the proximal points.
         """
         v, share = self.orders(u)
         image, h = self.hats(v)
         return image, (image, v, share, h)
 
-    def two_starts(self, v: Float[Array, " k"]) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
-        """Return the lowest proximal points that two starts find, and the weight where these differ."""
-        return two_starts(self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points)
-
     def offsets(self, t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size:
             return t
-        # On the boundary of the cone the offsets move in its plane, and a spike is zero.
-        along = jnp.asarray(np.linalg.svd(_cone(self.layer)[None])[2][1:], t.dtype)
-        held = jnp.zeros_like(t)
-        if len(along):
-            held = along.T @ (along @ t + solve(along @ A.stiffness @ along.T, along @ A.push[:, None])[:, 0])
+        held = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
+        if self.layer.is_long:
+            along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
+            held = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
         return jnp.where(self.held, held, _unconstrained(t, A))
 
 
@@ -304,20 +299,17 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         is_good = (length < _LONGEST) & jnp.all(after[:3] > 0)
         ended = change <= tol
         must_hold, must_bind = held | (_height(setting.layer, u[3:]) < 0), binds | (share > frozen.layer.kappa)
-        lower = lax.cond(ended, lambda v: now._replace(points=points).two_starts(v)[0], lambda v: points, v)
+        lower = lax.cond(ended, lambda v: two_starts(*now._replace(points=points).at(v))[0], lambda v: points, v)
         goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
         binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
         image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
         return jnp.where(is_good, after, image), lower, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
-    def unfinished(state: tuple) -> Array:
-        return (state[-2] > tol) & (state[-1] < _MOST_STEPS)
-
     v = lax.stop_gradient(start)
     w, _ = fields(frozen.nodes, v[0], v[1], rho)
     u, points = frozen._replace(points=w).hats(v)
     first = (u, points, setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
-    u, points, binds, held, length, _ = lax.while_loop(unfinished, body, first)
+    u, points, binds, held, length, _ = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
     setting = setting._replace(points=points, binds=binds, held=held)
     return setting.orders(_attach_root(u, setting))[0], setting, length
 
@@ -393,7 +385,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
     """Return the state at the unknowns v; q = 0 is the layer without content."""
     layer, law = setting.layer, setting.layer.teacher
     A, points = setting.channel(v)
-    jumps = lax.stop_gradient(setting._replace(points=points).two_starts(v)[1])
+    jumps = lax.stop_gradient(two_starts(*setting._replace(points=points).at(v))[1])
     Lam, M, N = setting.conjugates(A)
     q, m, V, offset = v[0], v[1], v[2], v[3:]
     curve = convolution(law, M, N)
@@ -406,15 +398,10 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)
     return WideState(
-        q,
-        m,
-        V,
-        Lam,
-        M,
-        N,
-        offset,
-        _height(layer, _unconstrained(offset, A)),
-        trace,
+        *(q, m, V, Lam, M, N),
+        offset=offset,
+        slack=_height(layer, _unconstrained(offset, A)),
+        trace=trace,
         train_loss=A.train_loss,
         gen_error=test_error(layer, setting.nodes, q, m, offset),
         energy=energy,
