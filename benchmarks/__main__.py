@@ -3,6 +3,7 @@
     python -m benchmarks                            # all benchmarks
     python -m benchmarks gamp train --repeat 9
     python -m benchmarks solve --sizes 8192 65536   # other sizes than the default ones
+    python -m benchmarks compiled --help            # what an accelerator will do, without one
 
 Prints a table and writes DIR/DATE-MACHINE.json, with a picture of error against time and one of time against size
 beside it. A later run of the same day replaces the benchmarks that it measures. Ratios are the run time of a comparator
@@ -15,6 +16,7 @@ The benchmarks, what a size is, and the default sizes:
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,15 @@ import jax
 
 from tiedattn_jax.base.errors import InputError, require_choice, require_count
 
-from . import suite
+from . import compiled, suite
 from .registry import BENCHMARKS
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and return the exit code. Bad input ends with exit code 2 and one line on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["compiled"]:
+        return compiled.main(argv[1:])
     formatter: Any = argparse.RawDescriptionHelpFormatter
     listing = "".join(
         f"    {name:15} {b.description}; {b.size}: {' '.join(map(str, b.sizes))}\n" for name, b in BENCHMARKS.items()

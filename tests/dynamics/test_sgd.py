@@ -8,6 +8,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.dynamics import flow
+from tiedattn_jax.dynamics.sgd import _fastest_growth
 from tiedattn_jax.theory.observables import gen_error_in
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -306,3 +307,18 @@ def test_the_ridge_of_the_model_does_not_matter(model, grid):
     other = dataclasses.replace(model, lam=10 * model.lam)
     np.testing.assert_allclose(short(other, grid).R, short(model, grid).R, rtol=1e-12)
     assert float(short(model, grid, kappa=0.05).R[-1]) < float(short(model, grid).R[-1]) - 0.05
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+def test_growth_of_a_linear_flow(double):
+    """The fastest growth is the largest real part of the eigenvalues, for any matrix and in any unit of time."""
+    A, B = np.random.default_rng(0).normal(size=(2, 6, 6))
+    turning, decaying, shear = A - A.T, -A @ A.T, np.triu(A, 1)
+    with jax.enable_x64(double):
+        dtype, accuracy = (np.float64, 1e-7) if double else (np.float32, 1e-3)
+        for matrix in (A, turning, decaying, decaying + 30 * shear, A @ B, shear, A[:1, :1], np.zeros((2, 2))):
+            for unit in (1.0, 1e-6, 1e6):
+                growth, size = _fastest_growth(jnp.asarray(unit * matrix, dtype))
+                expected = np.max(np.linalg.eigvals(matrix).real)
+                np.testing.assert_allclose(size, unit * np.linalg.norm(matrix), rtol=1e-6)
+                np.testing.assert_allclose(growth, unit * expected, atol=accuracy * max(float(size), 1e-30))

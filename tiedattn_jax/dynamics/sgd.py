@@ -56,6 +56,7 @@ _TOL = 1e-5  # error of the steps, relative to the size of the student, above wh
 _MOST, _TRACED = 64, 4  # steps between two points: the most that are tried, and those inside a trace
 _STEADY = 0.01  # distance to the steady state, relative to the student, below which the end is steady
 _NOTHING = 1e-9  # share of the student below which its overlap is printed as zero: what decays becomes rounding
+_SQUARINGS = 32  # of an exponential: the powers of t beside exp(growth t) then count less than 1e-8
 _NULL = 1e-9  # relative rate below which a perturbation does not move, as a rotation of the columns
 
 CROSSINGS: dict[str, Callable[[Any, Any], Any]] = {
@@ -99,7 +100,8 @@ class Run(eqx.Module):
         moments: second moments at every atom of the spectrum.
         step_error: error of the steps, relative to the size of the student; see `sgd`.
         remaining: distance of the end to the steady state of the linearised flow, relative to the student.
-        growth: rate at which the fastest perturbation of the end grows, the largest eigenvalue of the linearised flow.
+        growth: rate at which the fastest perturbation of the end grows, the largest real part of the eigenvalues of the
+            linearised flow.
         status: a `Status`.
     """
 
@@ -381,10 +383,10 @@ def _run(
     fine, law = indexed(path, slice(None, None, stride)), fixed[0].law()
     step_error = _relative(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
     end = indexed(path, -1)
-    jump, growth, rate = _linearised(still, end, indexed(velocity, -1))
+    jump, growth, size = _linearised(still, end, indexed(velocity, -1))
     remaining = _relative(jump, end, law)
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, student))]))
-    is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * rate)
+    is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
     status = jnp.where(is_steady, Status.converged, Status.max_steps)
     status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
     return Run(student, rates, moments, step_error, remaining, growth, jnp.where(finite, status, Status.nonfinite))
@@ -412,14 +414,33 @@ def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]
 def _linearised(
     flow: Callable[[Moments], Moments], s: Moments, velocity: Moments
 ) -> tuple[Moments, Float[Array, ""], Float[Array, ""]]:
-    """Return the way to the fixed point of the flow linearised at s, its fastest growth, and its fastest rate."""
+    """Return the way to the fixed point of the flow linearised at s, its fastest growth, and the size of its rates."""
     vector, unravel = ravel_pytree(s)
     _, along = jax.linearize(lambda v: ravel_pytree(flow(unravel(v)))[0], vector)
     rows = lax.map(along, jnp.eye(vector.size, dtype=vector.dtype))
     rows = jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0.0)
-    rates = jnp.linalg.eigvals(rows)
     jump = -ravel_pytree(velocity)[0] @ jnp.linalg.pinv(rows, rtol=_NULL)
-    return unravel(jump), jnp.max(jnp.real(rates)), jnp.max(jnp.abs(rates))
+    return unravel(jump), *_fastest_growth(rows)
+
+
+def _fastest_growth(A: Float[Array, "n n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the largest real part of an eigenvalue of A, and the norm of A.
+
+    It is the limit of ``log |exp(t A)| / t``, which squaring reaches at t = 2^32 / |A|. A TPU has no routine for the
+    eigenvalues of a matrix that is not symmetric.
+    """
+    size = jnp.linalg.norm(A)
+    tiny = jnp.finfo(A.dtype).tiny
+
+    def square(_: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
+        power, logarithm = found
+        power = power @ power
+        largest = jnp.maximum(jnp.max(jnp.abs(power)), tiny)
+        return power / largest, 2 * logarithm + jnp.log(largest)
+
+    propagator = jax.scipy.linalg.expm(A / jnp.maximum(size, tiny))
+    logarithm = lax.fori_loop(0, _SQUARINGS, square, (propagator, jnp.zeros_like(size)))[1]
+    return size * logarithm / 2.0**_SQUARINGS, size
 
 
 @precise

@@ -1,0 +1,130 @@
+"""The count of what a compiled program will do, and what `benchmarks.compiled` refuses. No device's compiler runs."""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the benchmarks are not part of the package
+
+from benchmarks import __main__ as command, compiled
+from benchmarks.compiled import TARGETS, Cost, Record, cost_of, read, rise, size_of
+
+# One kernel, a loop of 24 steps of two kernels each, a loop of unknown length, and a condition with a longer side.
+TEXT = """HloModule jit_call, entry_computation_layout={(f64[4]{0})->f64[4]{0}}
+
+%step (s: f64[4]) -> f64[4] {
+  %s = f64[4]{0} parameter(0)
+  %half = f64[4]{0} fusion(%s), kind=kLoop, calls=%fused
+  ROOT %done = (f64[4]{0}, pred[]) fusion(%half, %s), kind=kLoop, calls=%fused
+}
+
+%wait (s: f64[4]) -> f64[4] {
+  %s = f64[4]{0} parameter(0)
+  ROOT %copy = f64[4]{0} copy(%s)
+}
+
+%short (s: f64[4]) -> f64[4] {
+  ROOT %s = f64[4]{0} parameter(0)
+}
+
+ENTRY %main (x: f64[4]) -> f64[4] {
+  %x = f64[4]{0} parameter(0)
+  %first = f64[2,4]{1,0} fusion(%x), kind=kLoop, calls=%fused
+  %loop = f64[4]{0} while(%first), condition=%c, body=%step, backend_config={"known_trip_count":{"n":"24"}}
+  %other = f64[4]{0} while(%loop), condition=%c, body=%wait
+  ROOT %sides = f64[4]{0} conditional(%p, %other, %other), branch_computations={%short, %wait}
+}
+"""
+
+
+def test_sizes():
+    assert size_of("f64[4,256]{1,0}") == 8192 and size_of("(f32[3], pred[], s32[2]{0})") == 12 + 1 + 8
+    assert size_of("f64[]") == 8 and size_of("token[]") == 0
+
+
+def test_a_program_is_counted_loop_by_loop():
+    a = 4 * 8
+    step = 2, a + a + 1  # kernels and bytes written
+    loops = (24, *step), (None, 1, a)
+    expected = Cost(1 + 24 * 2 + 1 + 1, 2 * a + 24 * step[1] + 2 * a, a + 24 * (a + 2 * a) + a + a, loops)
+    assert cost_of(TEXT) == expected
+
+
+def test_the_text_of_a_real_program_is_understood():
+    """The count of a program of this machine's CPU has the steps of its loop."""
+    program = (
+        jax.jit(lambda x: jax.lax.fori_loop(0, 7, lambda _, a: (a @ a).T + x, x)).lower(jax.numpy.eye(5)).compile()
+    )
+    counted = cost_of(program.as_text())
+    assert [steps for steps, *_ in counted.loops] == [7] and counted.written >= 7 * 200
+
+
+def test_every_program_can_be_traced_for_accelerators(monkeypatch):
+    """Programs that cost little to trace are lowered for a GPU and for a TPU, which finds what has no rule there."""
+    for program in ("sgd", "small_start", "gamp"):
+        for target, platform in ((TARGETS["h100"], "cuda"), (TARGETS["v5e"], "tpu")):
+            with jax.enable_x64(False), compiled._tracing_for(target):
+                call, arguments = compiled.PROGRAMS[program]()
+                jax.jit(call).trace(*arguments).lower(lowering_platforms=(platform,))
+
+
+def test_what_got_worse_is_named(tmp_path):
+    good = Record("gamp", "h100", "float64", True, "", 10, 1000, 2000, 500, ((4, 2, 30),), 1.0)
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps([vars(good)]))
+    assert read(path) == [good]
+
+    def changed(**fields):
+        return [Record(**{**vars(good), **fields})]
+
+    assert rise(changed(bytes_written=1099), [good]) == rise(changed(program="new"), [good]) == []
+    assert rise(changed(bytes_written=1101), [good]) == ["gamp for h100 in float64 writes 1.1e-06 GB, before 1e-06"]
+    (lost,) = rise(changed(compiles=False, refused="no rule"), [good])
+    assert lost == "gamp for h100 in float64 does not compile any more: no rule"
+    assert "no rule" in str(changed(compiles=False, refused="no rule")[0]) and " 10 " in str(good)
+
+
+def fails(capsys, *argv):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["compiled", *argv])
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_bad_input(capsys, monkeypatch, tmp_path):
+    assert "program must be one of 15 names, of which the nearest are solve, " in fails(capsys, "solved")
+    assert "devices must be one of h100, v5e, got devices='a100'" in fails(capsys, "--devices", "a100")
+    compiled._device.cache_clear()
+
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    advice = "install the extra: pip install -e '.[compile-only]'"
+    message = fails(capsys, "--devices", "h100")
+    assert "devices must have a compiler here, h100 needs jax-cuda12-plugin" in message and message.endswith(advice)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1.0")
+    message = fails(capsys, "--devices", "h100")
+    assert f"must have compilers for jax {jax.__version__}, jax-cuda12-plugin is 0.1.0" in message
+    monkeypatch.setattr(compiled, "_device", lambda name: name)
+    assert "No such file" in fails(capsys, "--against", str(tmp_path / "none.json"))
+
+
+def test_a_program_that_is_refused_is_a_record(monkeypatch):
+    """A sentence of the library stands in the record, and a program that does not fit says how much it keeps."""
+    monkeypatch.setattr(compiled, "_device", lambda name: jax.devices()[0])
+    record = compiled.compiled("1RSB equations", "v5e", "float32")
+    assert not record.compiles and record.refused.startswith("model must be in float64 for solve_1rsb")
+    monkeypatch.setitem(TARGETS, "v5e", TARGETS["v5e"]._replace(memory=1e3))
+    record = compiled.compiled("small_start", "v5e", "float32")
+    assert not record.compiles and record.refused.endswith("and the device has 1e-06") and record.bytes_kept > 1000
+
+
+def test_the_stored_records_are_of_these_programs():
+    (*_, path) = sorted((Path(compiled.__file__).parent / "results").glob("*-compiled.json"))
+    records = read(path)
+    assert {r.program for r in records} <= set(compiled.PROGRAMS) and {r.device for r in records} == set(TARGETS)
+    assert all(r.compiles != bool(r.refused) for r in records)
