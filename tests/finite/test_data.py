@@ -149,3 +149,12 @@ def test_data_carry_the_noise(unchecked):
     ):
         with pytest.raises(ta.InputError, match=message):
             call()
+
+
+def test_classes_are_counted_from_zero(unchecked):
+    x, y, means = jnp.ones((2, 3, 4)), jnp.ones((3, 2, 1)), jnp.zeros((2, 4))
+    classes = np.array([[0, 1], [1, 0], [0, 0]])
+    np.testing.assert_array_equal(ta.Data(x, y, means=means, classes=classes).classes, classes)
+    for wrong in (classes - 1, classes + 1, classes[:2], 1.0 * classes):
+        with pytest.raises(InputError, match="classes must be integers from 0 to 1, the class of every token"):
+            ta.Data(x, y, means=means, classes=wrong)

@@ -167,3 +167,21 @@ def test_derivatives_contain_the_moving_jump(law, minima):
     differences = (ahead - behind) / (2 * step)
     valid = np.arange(H.shape[-1]) != 5  # close to the cusp neither derivative is accurate
     np.testing.assert_allclose(moving[..., valid], differences[..., valid], atol=2e-3 * float(jnp.max(jnp.abs(moving))))
+
+
+def test_the_pull_is_the_gradient_of_the_quadratic_part():
+    """The quadratic part is (z + C xi) V^{-1} (z + C xi) / 2; the root C of several columns is not symmetric."""
+    rng = np.random.default_rng(0)
+    root, a, z = (
+        np.tril(rng.normal(size=(2, 3, 3))),
+        rng.normal(size=(2, 3, 3)),
+        jnp.asarray(rng.normal(size=(2, 3, 4))),
+    )
+    V = jnp.asarray(a @ a.swapaxes(1, 2) + np.eye(3))
+    law = ClusterLaw(None, V, jnp.asarray(root), jnp.zeros_like(z), jnp.zeros_like(z))
+
+    def energy(xi):
+        shift = z + jnp.einsum("lab,lbn->lan", root, xi)
+        return 0.5 * jnp.sum(shift * jnp.linalg.solve(V, shift))
+
+    np.testing.assert_allclose(law.pull(z), jax.grad(energy)(jnp.zeros_like(z)).reshape(6, 4), rtol=1e-9)

@@ -1,6 +1,7 @@
 """The potentials of 1RSB against closed forms, the equations that make them stationary, and the nodes to average on."""
 
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -215,3 +216,27 @@ def test_blocks_hold_every_field_once(size):
     np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)
     with counted_loops(False):
         assert sum_of_weighted(blocks, lambda block: 1.0 + 0 * jnp.sum(block.h)) == -(-size // 4)  # blocks with weight
+
+
+class _Found(NamedTuple):
+    jump: jax.Array
+
+
+def test_fields_near_a_jump_are_searched_for_jumps_and_the_others_are_not(model, lines, monkeypatch):
+    """A field belongs to the first group if the rough search finds a jump in either part. Fields have a weight."""
+    h = jnp.broadcast_to(jnp.array([-2.0, 1.0, 0.0, 3.0, 4.0]), (2, 1, 5))
+    laid = Outer(h, h, jnp.array([0.1, 0.2, 0.3, 0.4, 0.0]), jnp.zeros(5))
+
+    def search(find, point, blocks):
+        found.append((find, sorted(np.asarray(blocks.h[:, 0, 0])[np.asarray(blocks.weight) > 0].tolist())))
+        h = blocks.h[:, 0]
+        return (_Found(jnp.stack([jnp.where(h < 0, h, 0.0), jnp.where(h > 2, h, 0.0)], 1)),)
+
+    found = []
+    monkeypatch.setattr(potentials, "lay_fields", lambda *_: laid)
+    monkeypatch.setattr(potentials, "_search", search)
+    x = state(CASES[0])
+    averages = potentials.averages_at(model, x, OneRSBOverlaps(2 * x.q, x.q, x.V, x.theta, x.m), S, lines.replicate(0))
+    assert [fields for _, fields in found] == [[-2.0, 0.0, 1.0, 3.0], [-2.0, 3.0], [0.0, 1.0]]
+    assert [find for find, _ in found] == [potentials.find_rough_jump, potentials.find_jumps, potentials.find_smooth]
+    np.testing.assert_allclose([averages.near_jumps.weight.sum(), averages.smooth.weight.sum()], [0.5, 0.5])
