@@ -29,7 +29,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.wide.optimum import _below, error_of_noise
 
 SMALL = 1e-4  # width of the teacher in place of zero; the file for zero has alpha over the width
-HEAD = "| file | points | alpha | largest difference | where | from its own formula |\n|---|---|---|---|---|---|"
+HEAD = "| file | alphas | range of alpha | largest difference | where: theirs, ours | from its own formula |"
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=12, help="values of alpha from each file")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    print(HEAD)
+    print(HEAD, "|---|---|---|---|---|---|", sep="\n")
     for path in sorted(args.data.glob("SE_*/*.csv")):
         print(row(path, args.points), flush=True)
 
@@ -57,14 +57,14 @@ def row(path: Path, points: int) -> str:
     gap = np.abs(published - ours)
     worst = int(np.argmax(gap))
     own = f"{np.max(np.abs(published - of_density(kappa, scale * alpha))):.1e}" if is_hard else ""
-    where = f"alpha = {alpha[worst]:.3g}: {published[worst]:.4f} for {ours[worst]:.4f}"
+    where = f"alpha = {alpha[worst]:.3g}: {published[worst]:.4f}, {ours[worst]:.4f}"
     return f"| {path.stem} | {len(table)} | {alpha[0]:.2g} to {alpha[-1]:.3g} | {gap[worst]:.1e} | {where} | {own} |"
 
 
 def of_density(kappa: float, alpha: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Return the errors that follow from the published formula for the information of hard attention."""
     law, rho = ta.Wishart(kappa), 1 + kappa
-    noises, errors = np.geomspace(1e-5, 1e4, 300) * rho, np.geomspace(1e-3, 1 - 1e-6, 80) * rho
+    noises, errors = np.geomspace(1e-5, 1e6, 400) * rho, np.geomspace(1e-3, 1 - 1e-6, 80) * rho
     mmse = np.asarray(jax.lax.map(lambda Delta: error_of_noise(law, Delta), jnp.asarray(noises)))
     by_noise = CubicSpline(np.log(noises), np.log(mmse))
     by_error = CubicSpline(np.log(errors), np.log([float(density_information(rho - e, e)) for e in errors]))

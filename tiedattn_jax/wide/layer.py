@@ -132,7 +132,7 @@ class WideLayer(Printed):
         basis = jnp.asarray(self.basis, w.dtype)
         return self.loss(jnp.tensordot(w, basis, 1), jnp.tensordot(y, basis, 1))
 
-    def coordinates(self, H: Float[Array, "L L"]) -> Float[Array, " n"]:
+    def coordinates(self, H: Float[Array, "L L *N"]) -> Float[Array, "n *N"]:
         """Return the coordinates of symmetric scores in the directions that the loss sees."""
         upper = np.triu_indices(self.tokens)
         return jnp.asarray(np.linalg.pinv(self.basis[:, *upper]).T, H.dtype) @ H[upper]
