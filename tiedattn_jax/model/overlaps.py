@@ -97,13 +97,13 @@ class Branch(NamedTuple):
         # q - theta rho^{-1} theta^T is positive.
         size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # at least |semantic|^2
         semantic = semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
-        m = 0.25 * self.m * direction[:, None] * positional
+        m = 0.25 * self.m * model.field_scale * direction[:, None] * positional
         theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
         if model.teacher_mean is not None:
             # A student along the teacher sees the means of the classes as the teacher does.
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
-        # V has the unit of fields squared over losses, and losses have that of the tokens' variance.
-        V = _START_V / jnp.mean(model.trace).astype(dtype)
+        # V has the unit of fields squared over losses.
+        V = jnp.asarray(_START_V * model.field_scale**2 / model.loss_scale, dtype)
         return Overlaps(self.size * scale * eye, V * eye, theta, m)
 
 
