@@ -7,7 +7,7 @@ from twins import COLUMNS, D, N, TWINS, UNITS, ALPHA, Case, Question, numbers
 
 import tiedattn_jax as ta
 
-POINTS, GRID, LINES = ta.Sobol(2**8, replicates=2), ta.GaussHermite(8, replicates=2), ta.Lines(5, replicates=2)
+POINTS, GRID, SMALL, LINES = ta.Sobol(2**8, replicates=2), ta.GaussHermite(8, replicates=2), ta.GaussHermite(5, replicates=2), ta.Lines(5, replicates=2)
 TIGHT = ta.Settings(tol=1e-10)
 KEY = jax.random.key(1)
 
@@ -80,7 +80,7 @@ THEORY = {
 
 def population(branch):
     def ask(c):
-        point = ta.population(c.model, c.unit(0.02, "kappa"), branch, nodes=c.rule(GRID))
+        point = ta.population(c.model, c.unit(0.02, "kappa"), branch, nodes=c.rule(SMALL, 2))
         return {
             "status": point.status_name,
             "stable": str(point.stable),
@@ -91,7 +91,7 @@ def population(branch):
 
 
 def landscape(c):
-    found = ta.landscape(c.model, c.unit(0.02, "kappa"), nodes=c.rule(GRID))
+    found = ta.landscape(c.model, c.unit(0.02, "kappa"), nodes=c.rule(SMALL, 2))
     kinds = "curvature_semantic curvature_positional slope_semantic slope_positional"
     return {
         "status": found.status_name,
@@ -141,29 +141,204 @@ def threshold(name, recipe=GRID):
     return lambda c: quantity(ta.threshold(c.model, name, nodes=c.rule(recipe)))
 
 
+SPANNED = "classes", "exchanged tokens"  # the nodes are in directions that the order of the encodings decides
 DYNAMICS = {
-    **{f"population {b}": Question(ta.population, population(b)) for b in ("semantic", "positional", None)},
-    "landscape": Question(ta.landscape, landscape),
-    "sgd": Question(ta.sgd, sgd),
-    "emergence": Question(ta.emergence, emergence),
+    **{
+        f"population {b}": Question(ta.population, population(b), without=SPANNED)
+        for b in ("semantic", "positional", None)
+    },
+    "landscape": Question(ta.landscape, landscape, without=SPANNED),
+    "sgd": Question(ta.sgd, sgd, without=("classes",)),
+    "emergence": Question(ta.emergence, emergence, without=("classes",)),
     "small_start": Question(ta.small_start, small_start, without=("classes",)),
     "teacher separates": Question(ta.threshold, threshold("teacher separates"), without=("classes",)),
 }
 
 # --- bayes
 
+
+
+def optimal(c):
+    states = ta.bayes(c.model, 0.4, nodes=c.rule(GRID)).replicates
+    # Labels are densities in the teacher's fields, of which there are L alpha d.
+    constant = 0.4 * len(c.twin.order) * np.log(c.twin.unit.fields)
+    return numbers(states, "q gen_error:output") | {"free_entropy": (states.free_entropy + constant, "1")}
+
+
 BAYES = {
     "bayes": Question(
         ta.bayes,
-        lambda c: numbers(ta.bayes(c.model, 0.4, nodes=c.rule(GRID)).replicates, "q gen_error free_entropy"),
-        without=("a spectator",),
+        optimal,
+        without=("a spectator", "classes"),
     ),
     "spectral_overlap": Question(
         ta.spectral_overlap,
         lambda c: {"overlap": (ta.spectral_overlap(c.model, 2.0, nodes=c.rule(GRID)).value, "1")},
-        without=("a spectator",),
+        without=("a spectator", "classes"),
     ),
-    "weak_recovery": Question(ta.threshold, threshold("weak_recovery"), without=("a spectator",)),
-    "perfect_recovery": Question(ta.threshold, threshold("perfect_recovery"), without=("a spectator",)),
+    "weak_recovery": Question(ta.threshold, threshold("weak_recovery"), without=("a spectator", "classes")),
+    "perfect_recovery": Question(ta.threshold, threshold("perfect_recovery"), without=("a spectator", "classes")),
 }
-QUESTIONS = THEORY | DYNAMICS | BAYES
+
+# --- phases
+
+LINED = "exchanged tokens", "a spectator", "classes"  # lines have directions in the space of all tokens
+
+
+def transition(c):
+    return quantity(ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)))
+
+
+def crossing(c):
+    return quantity(ta.linear_crossing(c.model, ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)), LINES, bracket=(0.5, 40.0)))
+
+
+def pitchfork(c):
+    state = ta.solve(c.model, 1.0, "uninformed", LINES)
+    return quantity(ta.find_event(c.model, "semantic pitchfork", LINES, start=state))
+
+
+def ends(c):
+    curve = ta.sweep(c.model, "semantic", alpha=[0.4, 1.0, 3.0], nodes=LINES)
+    found = ta.branch_ends(curve, LINES)
+    return {f"{k} {name}": a for k, end in enumerate(found) for name, a in quantity(end).items()} | {
+        "kinds": str([(end.kind, end.direction, end.side) for end in found])
+    }
+
+
+def curve(c):
+    table = ta.sweep(c.model, "semantic", alpha=[1.0, 3.0], nodes=c.rule(POINTS), settings=TIGHT)
+    return {f"{k} {name}": a for k, point in enumerate(table.points) for name, a in state(point).items()}
+
+
+def diagram(c):
+    found = ta.phase_diagram(
+        c.model, alpha=[2.0, 4.0], lam=c.unit(np.array([0.02, 0.03]), "lam"), nodes=c.rule(POINTS), settings=TIGHT
+    )
+    losses = {branch: (getattr(found, branch).replicates.train_loss, "risk") for branch in ("semantic", "positional")}
+    regions = {"regions": str(found.region_names.tolist()), "alpha_c": (found.alpha_c().alpha, "1")}
+    return losses | regions
+
+
+def best(c):
+    found = ta.best_ridge(c.model, ALPHA, nodes=LINES, bracket=tuple(c.unit(np.array([0.002, 0.2]), "lam").tolist()))
+    return quantity(found, "lam") | {"gen_error": (found.gen_error.value, "risk"), "place": str(found.place)}
+
+
+def path(c):
+    found = ta.trace_branch(c.model, "alpha", (1.0, 2.0), nodes=ta.Lines(3, replicates=2), alpha=1.5, step=0.2)
+    return {
+        f"{k} {name}": a
+        for k, p in enumerate(found)
+        for name, a in {"alpha": (p.values, "1"), "loss": (p.train_loss, "risk"), "labels": str(set(p.labels))}.items()
+    }
+
+
+PHASES = {
+    "critical_alpha": Question(ta.critical_alpha, transition, without=LINED),
+    "linear_crossing": Question(ta.linear_crossing, crossing, without=(*LINED, "unit of the loss"), mark="long"),
+    "find_event": Question(ta.find_event, pitchfork, without=LINED),
+    "branch_ends": Question(ta.branch_ends, ends, without=LINED, mark="long"),
+    "sweep": Question(ta.sweep, curve),
+    "phase_diagram": Question(ta.phase_diagram, diagram, mark="long"),
+    "best_ridge": Question(ta.best_ridge, best, without=LINED, mark="long"),
+    "trace_branch": Question(ta.trace_branch, path, without=LINED, mark="long"),
+}
+
+# --- replica symmetry breaking
+
+
+def broken(c):
+    point = ta.solve_1rsb(c.model, 1.0, "positional", order=3, replicates=2)
+    names = "s train_loss elevation gen_error energy complexity"
+    overlaps = numbers(point.replicates.overlaps, "q1 q0 V")
+    return {"status": point.status_name, **overlaps, **numbers(point.replicates, names)}
+
+
+RSB = {"solve_1rsb": Question(ta.solve_1rsb, broken, without=LINED, mark="long")}
+
+# --- finite size
+
+STUDENT = np.random.default_rng(2).standard_normal((D, 2))
+
+
+def run(result):
+    found = numbers(result, "Q:weight iterations:1")
+    if result.train_loss is not None:
+        found |= numbers(result, "train_loss gradient_norm:gradient")
+    return found | {"status": result.status_name}
+
+
+def trained(*init, penalty=None, **options):
+    """Ask for a run of `train` from a name, or from given weights."""
+
+    def ask(c):
+        rates = {"adam": "weight"}.get(options.get("optimizer"), "eta")
+        given = options | ({"rate": c.unit(options["rate"], rates)} if "rate" in options else {})
+        if "value" in options:
+            given["value"] = c.unit(options["value"], "output")
+        kinds = {} if penalty is None else {"penalty": ta.L1(c.unit(penalty, "gradient"))}
+        start = init[0] if init else c.weights(STUDENT[:, : c.model.shape[1]])
+        return run(ta.train(c.twin.model(**kinds), c.data(), start, **given))
+
+    return ask
+
+
+def passed(c):
+    return run(ta.gamp(c.model, c.data(), c.weights(STUDENT[:, : c.model.shape[1]]), steps=15))
+
+
+def held_out(c):
+    model, data, Q = c.model, c.data(), c.weights(STUDENT[:, :1])
+    fresh = ta.heldout_error(model, data, Q, KEY, sentences=256)
+    exact = ta.heldout_error(model, data, Q, KEY, sentences=256, exact=True)
+    return {"value": (fresh.value, "risk"), "exact": (exact.value, "output"), "bar": (exact.stderr, "output")}
+
+
+def instances(c):
+    def step(data, key):
+        return ta.gamp(c.model, data, "semantic", steps=20)
+
+    table = ta.run_instances(c.model, D, N / D, step, jax.random.split(KEY, 2), theory=False, sentences=256)
+    return numbers(table.simulation, "train_loss gen_error q theta m")
+
+
+def baseline(c):
+    found = ta.linear_baseline(c.data_with_labels, ridge=c.unit(1.0, "output") / c.unit(1.0, "output"))
+    return {"W": (found.W, "1"), "train_loss": (found.train_loss, "output")}
+
+
+FINITE = {
+    "train": Question(ta.train, trained(steps=20), without=("classes",)),
+    "train, gradient descent": Question(ta.train, trained("random", steps=20, rate=0.1, optimizer="gd"), UNITS),
+    "train, Adam": Question(ta.train, trained("spectral", steps=20, optimizer="adam", rate=0.1), UNITS),
+    "train, penalty": Question(ta.train, trained("positional", steps=50, rate=0.5, penalty=0.003), UNITS),
+    "gamp": Question(ta.gamp, passed, without=("classes",)),
+    "posterior_mean": Question(
+        ta.posterior_mean, lambda c: run(ta.posterior_mean(c.model, c.data(), steps=10)), UNITS
+    ),
+    "spectral_direction": Question(
+        ta.spectral_direction, lambda c: {"direction": (ta.spectral_direction(c.model, c.data()), "1")}, UNITS
+    ),
+    "risk": Question(
+        ta.risk,
+        lambda c: {"risk": (ta.risk(c.model, c.data(), c.weights(STUDENT[:, :1])), "risk")},
+        without=("classes",),
+    ),
+    "heldout_error": Question(ta.heldout_error, held_out, UNITS),
+    "run_instances": Question(ta.run_instances, instances, UNITS),
+    "diagnose": Question(
+        ta.diagnose,
+        lambda c: {name: (finding[:3], "1") for name, finding in vars(ta.diagnose(c.model, c.data())).items()},
+        without=("a spectator", "classes"),
+    ),
+    "realised": Question(
+        ta.realised, lambda c: {"rho": (ta.realised(c.model, c.data()).rho[:2], "theta")}
+    ),
+    "sample_data": Question(
+        ta.sample_data,
+        lambda c: numbers(ta.sample_data(c.model, D, N / D, KEY), "x:token y:field teacher:weight encodings:token"),
+        UNITS,
+    ),
+}
+QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE

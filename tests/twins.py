@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.rules import Rule
+from tiedattn_jax.averages.rules import Fields, Rule
 
 ALPHA, LAM, D, N = 4.0, 0.02, 40, 60
 MIXING, ENCODINGS = np.array([[0.6, 0.4], [0.35, 0.65]]), np.array([[1.0, 0.0], [-0.8, 0.3]])
@@ -33,7 +33,7 @@ DIMENSIONS = {
     **dict.fromkeys(("lam", "kappa", "curvature", "rate"), (-2, 0, 1)),
     **dict.fromkeys(("gen_error_linear", "output"), (-2, 2, 0)),  # squares of outputs, whatever the loss is
     "token": (-1, 1, 0),
-    "m": (0, 1, 0),
+    **dict.fromkeys(("m", "field"), (0, 1, 0)),
     "V": (0, 2, -1),
     "s": (0, 0, -1),
     "eta": (2, 0, -1),
@@ -64,10 +64,6 @@ class Own(ta.DotProduct):
     @property
     def field_scale(self):
         return self.field_unit
-
-    @property
-    def loss_scale(self):
-        return self.loss_unit * super().loss_scale
 
     def attention(self, fields):
         seen, L = fields[:2] / self.field_unit, len(fields)
@@ -125,7 +121,7 @@ class Twin(NamedTuple):
     unit: Unit = Unit()
     order: tuple[int, ...] = (0, 1)
     mirror: float = 1.0
-    turn: Any = 1.0
+    turn: Any = np.eye(D)
     columns: Any = None
     same: bool = False
 
@@ -143,7 +139,7 @@ UNITS = {
     "": Twin(same=True),
     "small tokens": _units(weights=2.0**7, loss=2.0**-14),
     "large tokens": _units(weights=2.0**-8, loss=2.0**16),
-    "unit of the loss": _units(loss=2.0**20),
+    "unit of the loss": _units(loss=2.0**24),
     "unit of the fields": _units(weights=2.0**-6, fields=2.0**-6),
 }
 TWINS = UNITS | {
@@ -181,11 +177,11 @@ class Case:
         """Return the rotation of so many columns."""
         return np.eye(count) if self.twin.columns is None or count == 1 else self.twin.columns
 
-    def rule(self, recipe: Any) -> Rule:
-        """Return the rule of a recipe of single nodes, in the fields of the twin."""
+    def rule(self, recipe: Any, student: int | None = None) -> Rule:
+        """Return the rule of a recipe of single nodes, in the fields of the twin; `student` as in `Fields.of`."""
         twin, t = self.twin, self.model.shape[2]
         if twin.same:
-            return recipe.rule(self.model)
+            return recipe.rule(Fields.of(self.model, student))
         O = self._columns(t)
         root, turned = (np.linalg.cholesky(g[:t, :t]) for g in (GRAM, O @ GRAM[:t, :t] @ O.T))
         to_normals = np.linalg.inv(turned) @ O @ root  # Cholesky roots of turned columns are not turned roots
@@ -197,7 +193,7 @@ class Case:
             teacher = moved(np.einsum("st,...tn->...sn", to_normals, stack.teacher))
             return eqx.tree_at(lambda s: (s.student, s.teacher), stack, (moved(stack.student), teacher))
 
-        rule = recipe.rule(self.standard.model())
+        rule = recipe.rule(Fields.of(self.standard.model(), student))
         return Rule(of(rule.stack), of(rule.coarse))
 
     def data(self, **options: Any) -> ta.Data:
@@ -209,18 +205,17 @@ class Case:
         y, p = np.concatenate([data.y, y], 1), np.concatenate([data.encodings, np.zeros((1, D))])
         gamma = np.concatenate([data.gamma, data.gamma[:1]])
         arrays = {
-            "x": token * x[order] @ (np.eye(D) * twin.turn),
+            "x": token * x[order] @ twin.turn,
             "y": twin.unit.fields * y[:, order] @ O.T,
             "teacher": self.weights(data.teacher),
-            "encodings": token * p[order] @ (np.eye(D) * twin.turn),
+            "encodings": token * p[order] @ twin.turn,
             "gamma": token**2 * gamma[order],
         }
         return ta.Data(**{name: jnp.asarray(a) for name, a in arrays.items()})
 
     def weights(self, Q: Any) -> Any:
         """Return weights of the standard setting as those of the twin."""
-        turn = np.eye(D) * self.twin.turn
-        return jnp.asarray(self.unit(turn.T @ Q @ self._columns(Q.shape[1]).T, "weight"))
+        return jnp.asarray(self.unit(self.twin.turn.T @ Q @ self._columns(Q.shape[1]).T, "weight"))
 
     def overlaps(self, x: ta.Overlaps) -> ta.Overlaps:
         """Return overlaps of the standard setting as those of the twin."""
@@ -240,7 +235,7 @@ class Case:
         if dimension in ("theta", "Theta") and a.ndim > 1:
             a = a @ self._columns(a.shape[-1])
         if dimension == "weight" and a.ndim > 1:
-            a = (np.eye(D) * self.twin.turn) @ a @ self._columns(a.shape[1])
+            a = self.twin.turn @ a @ self._columns(a.shape[1])
         return a
 
 

@@ -209,14 +209,6 @@ class Model(Printed):
         return 1.0
 
     @property
-    def loss_scale(self) -> Float[Array, ""] | float:
-        """Size of the loss of a sentence: the variance of the tokens, unless a layer says otherwise.
-
-        Searches begin with a response V in this unit.
-        """
-        return jnp.mean(self.trace)
-
-    @property
     def generators(self) -> Float[np.ndarray, "G r r"]:
         """Antisymmetric generators of the rotations of columns that leave the loss unchanged.
 
