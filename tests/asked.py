@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from twins import COLUMNS, D, N, TWINS, UNITS, ALPHA, Case, Question, numbers
+import pytest
+from twins import ALPHA, COLUMNS, UNITS, WIDE, Case, D, N, Question, check, numbers
 
 import tiedattn_jax as ta
 
@@ -54,14 +55,14 @@ def quantity(result, dimension=""):
 
 COLUMN_START = ta.Overlaps(START.q, START.V, 0.15 * jnp.stack([jnp.eye(1, 2)] * 2), START.m)
 THEORY = {
-    **{f"solve {branch}": Question(ta.solve, solved(branch)) for branch in ("semantic", "positional", None)},
+    **{f"solve {branch}": Question(ta.solve, solved(branch), long="recompiled") for branch in ("semantic", "positional", None)},
     "solve, two columns": Question(
         ta.solve,
         lambda c: state(
             ta.solve(c.model, ALPHA, None, c.rule(POINTS), start=c.overlaps(COLUMN_START), settings=TIGHT)
         ),
         COLUMNS,
-        mark="long",
+        long=True,
     ),
     "solve, penalty": Question(
         ta.solve,
@@ -69,10 +70,10 @@ THEORY = {
             ta.solve(c.twin.model(penalty=ta.L1(c.unit(0.003, "gradient"))), ALPHA, nodes=c.rule(POINTS), settings=TIGHT)
         ),
         UNITS,
-        mark="long",
+        long=True,
     ),
-    "state_evolution": Question(ta.state_evolution, evolution),
-    "find_states": Question(ta.find_states, states, without=("classes", "a spectator")),
+    "state_evolution": Question(ta.state_evolution, evolution, long="recompiled"),
+    "find_states": Question(ta.find_states, states, without=("classes", "a spectator"), long=True),
 }
 
 # --- dynamics
@@ -144,14 +145,14 @@ def threshold(name, recipe=GRID):
 SPANNED = "classes", "exchanged tokens"  # the nodes are in directions that the order of the encodings decides
 DYNAMICS = {
     **{
-        f"population {b}": Question(ta.population, population(b), without=SPANNED)
+        f"population {b}": Question(ta.population, population(b), without=SPANNED, long="recompiled")
         for b in ("semantic", "positional", None)
     },
-    "landscape": Question(ta.landscape, landscape, without=SPANNED),
-    "sgd": Question(ta.sgd, sgd, without=("classes",)),
-    "emergence": Question(ta.emergence, emergence, without=("classes",)),
-    "small_start": Question(ta.small_start, small_start, without=("classes",)),
-    "teacher separates": Question(ta.threshold, threshold("teacher separates"), without=("classes",)),
+    "landscape": Question(ta.landscape, landscape, without=SPANNED, long="recompiled"),
+    "sgd": Question(ta.sgd, sgd, without=("classes",), long="recompiled"),
+    "emergence": Question(ta.emergence, emergence, without=("classes",), long="recompiled"),
+    "small_start": Question(ta.small_start, small_start, without=("classes",), long="recompiled"),
+    "teacher separates": Question(ta.threshold, threshold("teacher separates"), without=("classes",), long=True),
 }
 
 # --- bayes
@@ -235,14 +236,14 @@ def path(c):
 
 
 PHASES = {
-    "critical_alpha": Question(ta.critical_alpha, transition, without=LINED),
-    "linear_crossing": Question(ta.linear_crossing, crossing, without=(*LINED, "unit of the loss"), mark="long"),
-    "find_event": Question(ta.find_event, pitchfork, without=LINED),
-    "branch_ends": Question(ta.branch_ends, ends, without=LINED, mark="long"),
-    "sweep": Question(ta.sweep, curve),
-    "phase_diagram": Question(ta.phase_diagram, diagram, mark="long"),
-    "best_ridge": Question(ta.best_ridge, best, without=LINED, mark="long"),
-    "trace_branch": Question(ta.trace_branch, path, without=LINED, mark="long"),
+    "critical_alpha": Question(ta.critical_alpha, transition, without=LINED, long=True),
+    "linear_crossing": Question(ta.linear_crossing, crossing, without=(*LINED, "unit of the loss"), long=True),
+    "find_event": Question(ta.find_event, pitchfork, without=LINED, long=True),
+    "branch_ends": Question(ta.branch_ends, ends, without=LINED, long=True),
+    "sweep": Question(ta.sweep, curve, long="recompiled"),
+    "phase_diagram": Question(ta.phase_diagram, diagram, long=True),
+    "best_ridge": Question(ta.best_ridge, best, without=LINED, long=True),
+    "trace_branch": Question(ta.trace_branch, path, without=LINED, long=True),
 }
 
 # --- replica symmetry breaking
@@ -255,7 +256,7 @@ def broken(c):
     return {"status": point.status_name, **overlaps, **numbers(point.replicates, names)}
 
 
-RSB = {"solve_1rsb": Question(ta.solve_1rsb, broken, without=LINED, mark="long")}
+RSB = {"solve_1rsb": Question(ta.solve_1rsb, broken, without=LINED, long=True)}
 
 # --- finite size
 
@@ -304,8 +305,8 @@ def instances(c):
 
 
 def baseline(c):
-    found = ta.linear_baseline(c.data_with_labels, ridge=c.unit(1.0, "output") / c.unit(1.0, "output"))
-    return {"W": (found.W, "1"), "train_loss": (found.train_loss, "output")}
+    found = ta.linear_baseline(c.labelled(), ridge=c.unit(4.0, "output"))
+    return numbers(found, "W train_loss:output") | {"gen_error": (found.gen_error.value, "output")}
 
 
 FINITE = {
@@ -313,7 +314,7 @@ FINITE = {
     "train, gradient descent": Question(ta.train, trained("random", steps=20, rate=0.1, optimizer="gd"), UNITS),
     "train, Adam": Question(ta.train, trained("spectral", steps=20, optimizer="adam", rate=0.1), UNITS),
     "train, penalty": Question(ta.train, trained("positional", steps=50, rate=0.5, penalty=0.003), UNITS),
-    "gamp": Question(ta.gamp, passed, without=("classes",)),
+    "gamp": Question(ta.gamp, passed, without=("classes",), long="recompiled"),
     "posterior_mean": Question(
         ta.posterior_mean, lambda c: run(ta.posterior_mean(c.model, c.data(), steps=10)), UNITS
     ),
@@ -326,12 +327,13 @@ FINITE = {
         without=("classes",),
     ),
     "heldout_error": Question(ta.heldout_error, held_out, UNITS),
-    "run_instances": Question(ta.run_instances, instances, UNITS),
+    "run_instances": Question(ta.run_instances, instances, UNITS, long="recompiled"),
     "diagnose": Question(
         ta.diagnose,
         lambda c: {name: (finding[:3], "1") for name, finding in vars(ta.diagnose(c.model, c.data())).items()},
         without=("a spectator", "classes"),
     ),
+    "linear_baseline": Question(ta.linear_baseline, baseline, UNITS),
     "realised": Question(
         ta.realised, lambda c: {"rho": (ta.realised(c.model, c.data()).rho[:2], "theta")}
     ),
@@ -341,4 +343,59 @@ FINITE = {
         UNITS,
     ),
 }
-QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE
+
+# --- wide layers
+
+# Wide layers have no unit of the fields beside that of the matrix.
+WIDE_NUMBERS = "q m:q V trace:field train_loss gen_error energy distance:q share largest:field replicon"
+
+
+def wide(c):
+    point = ta.solve(c.model, 1.0)
+    return {"status": point.status_name, **numbers(point, WIDE_NUMBERS)}
+
+
+def wide_optimum(c):
+    point = ta.bayes(c.model, 0.2)
+    return {"status": point.status_name, **numbers(point, "q distance:q noise:q perfect_alpha")}
+
+
+def onset(c):
+    model = c.twin.model(encodings="long", mixing=[[0.8, 0.2], [0.2, 0.8]], omega=0.4)
+    return {"alpha": (ta.critical_alpha(model).alpha, "1")}
+
+
+WIDE_LAYERS = {
+    "wide solve": Question(ta.solve, wide, WIDE),
+    "wide bayes": Question(ta.bayes, wide_optimum, WIDE),
+    "wide critical_alpha": Question(ta.critical_alpha, onset, WIDE),
+}
+QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE | WIDE_LAYERS
+
+# Public names that no twin applies to, by the reason.
+WITHOUT = {
+    "a part of every question": "GaussHermite Lines MonteCarlo Sobol Settings Overlaps Axis EVENTS Data Model "
+    "AttentionLayer DotProduct SpectralLaw TokenClassMixture Preimages orbit WideLayer WideDotProduct Wishart Penalty L1",
+    "attention of another form, under the same functions": "CausalDotProduct UntiedDotProduct LinearAttention "
+    "ReLUAttention",
+    "it computes no number from a model": "InputError Status Average error_bar load use_compilation_cache results",
+    "it computes no number, and every question calls it": "check",
+    "its task has no units, no encodings and no teacher": "histogram",
+}
+
+
+def tests_of(room):
+    """Return the test of the questions about the functions of a room."""
+    cases = [
+        pytest.param(name, twin, marks=[pytest.mark.long] * question.is_long(twin))
+        for name, question in QUESTIONS.items()
+        if question.room == room
+        for twin in question.twins
+        if twin and twin not in question.without
+    ]
+
+    @pytest.mark.parametrize(("name", "twin"), cases)
+    def test_twins(name, twin):
+        check(name, QUESTIONS[name], twin)
+
+    return test_twins

@@ -115,6 +115,7 @@ class Twin(NamedTuple):
         turn: rotation of the space of the tokens.
         columns: rotation of the columns of the teacher, and of the student if it has as many.
         same: whether nodes and draws of the standard setting are those of the twin.
+        recompiled: whether it needs other programs than the standard setting.
     """
 
     model: Callable[..., ta.Model] = isotropic
@@ -124,11 +125,13 @@ class Twin(NamedTuple):
     turn: Any = np.eye(D)
     columns: Any = None
     same: bool = False
+    recompiled: bool = False
 
 
 def _units(**units: float) -> Twin:
     unit = Unit(**units)
-    return Twin(lambda **options: isotropic(unit, **options), unit, same=True)
+    own = unit.of("token") ** 2 != unit.loss or unit.fields != 1
+    return Twin(lambda **options: isotropic(unit, **options), unit, same=True, recompiled=own)
 
 
 def _of_columns(columns: Any) -> Twin:
@@ -145,17 +148,29 @@ UNITS = {
 TWINS = UNITS | {
     "signs": Twin(lambda **options: isotropic(encodings=-ENCODINGS, **options), turn=-np.eye(D)),
     "span of the encodings": Twin(
-        lambda **options: isotropic(encodings=ENCODINGS @ [[0.6, 0.0, 0.8], [0.8, 0.0, -0.6]], **options), turn=_TURN
+        lambda **options: isotropic(encodings=ENCODINGS @ [[0.6, 0.0, 0.8], [0.8, 0.0, -0.6]], **options),
+        turn=_TURN,
+        recompiled=True,
     ),
-    "atoms": Twin(in_atoms),
-    "classes": Twin(in_classes),
+    "atoms": Twin(in_atoms, recompiled=True),
+    "classes": Twin(in_classes, recompiled=True),
     "exchanged tokens": Twin(
         lambda **options: isotropic(encodings=ENCODINGS[::-1], mixing=MIXING[::-1, ::-1], **options),
         order=(1, 0),
         mirror=-1.0,
     ),
-    "a spectator": Twin(with_spectator, order=(0, 1, 2)),
+    "a spectator": Twin(with_spectator, order=(0, 1, 2), recompiled=True),
 }
+# Wide layers: scores, the teacher's matrix and the temperature in other units; tau is a slope of the loss in a matrix.
+_EIGENVALUES = [0.0, 0.3, 1.0, 2.5]
+
+
+def _wide(c: float, eigenvalues: Any = _EIGENVALUES) -> Twin:
+    options = {"beta": 1 / c, "tau": 0.05 / c, "teacher": c * np.array(eigenvalues)}
+    return Twin(lambda **more: ta.WideDotProduct(**options, **more), Unit(fields=c))
+
+
+WIDE = {"": _wide(1.0), "small": _wide(2.0**-13), "large": _wide(2.0**13), "split atoms": _wide(1.0, _EIGENVALUES * 2)}
 COLUMNS = {"": _of_columns(np.eye(2)), "turned columns": _of_columns(_ROTATION), "signs": _of_columns(-np.eye(2))}
 
 
@@ -213,6 +228,12 @@ class Case:
         }
         return ta.Data(**{name: jnp.asarray(a) for name, a in arrays.items()})
 
+    def labelled(self) -> ta.Data:
+        """Return the data with their exact labels."""
+        data = self.data()
+        arrays = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma")}
+        return ta.Data.from_sentences(data.inputs(), data.raw_labels(self.model), **arrays)
+
     def weights(self, Q: Any) -> Any:
         """Return weights of the standard setting as those of the twin."""
         return jnp.asarray(self.unit(self.twin.turn.T @ Q @ self._columns(Q.shape[1]).T, "weight"))
@@ -247,18 +268,21 @@ class Question(NamedTuple):
         ask: function of a case that returns the numbers by name, each with its dimension, and texts.
         twins: the settings that it is asked of.
         without: further twins that do not apply.
-        marks: marks of its tests.
+        long: whether its tests are long, those of all twins or of those that need other programs.
     """
 
     function: Callable
     ask: Callable[[Case], dict]
     twins: dict[str, Twin] = TWINS
     without: tuple[str, ...] = ()
-    mark: str = ""
+    long: bool | str = False
+
+    def is_long(self, twin: str) -> bool:
+        return self.twins[twin].recompiled if self.long == "recompiled" else bool(self.long)
 
     @property
     def room(self) -> str:
-        return self.function.__module__.split(".")[1]
+        return "wide" if self.twins is WIDE else self.function.__module__.split(".")[1]
 
 
 def numbers(source: Any, names: str) -> dict:
