@@ -256,7 +256,16 @@ def broken(c):
     return {"status": point.status_name, **overlaps, **numbers(point.replicates, names)}
 
 
-RSB = {"solve_1rsb": Question(ta.solve_1rsb, broken, without=LINED, long=True)}
+def moved(c):
+    rs = ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0))
+    return quantity(ta.transition_1rsb(c.model, transition=rs, order=3, replicates=2))
+
+
+TWO_UNITS = {name: UNITS[name] for name in ("", "small tokens")}  # they share their programs
+RSB = {
+    "transition_1rsb": Question(ta.transition_1rsb, moved, TWO_UNITS, long=True),
+    "solve_1rsb": Question(ta.solve_1rsb, broken, without=LINED, long=True),
+}
 
 # --- finite size
 
@@ -356,7 +365,7 @@ def wide(c):
 
 
 def wide_optimum(c):
-    point = ta.bayes(c.model, 0.2)
+    point = ta.bayes(c.model, 0.1)
     return {"status": point.status_name, **numbers(point, "q distance:q noise:q perfect_alpha")}
 
 
