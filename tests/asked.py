@@ -8,7 +8,12 @@ from twins import ALPHA, COLUMNS, UNITS, WIDE, Case, D, N, Question, check, numb
 
 import tiedattn_jax as ta
 
-POINTS, GRID, SMALL, LINES = ta.Sobol(2**8, replicates=2), ta.GaussHermite(8, replicates=2), ta.GaussHermite(5, replicates=2), ta.Lines(5, replicates=2)
+POINTS, GRID, SMALL, LINES = (
+    ta.Sobol(2**8, replicates=2),
+    ta.GaussHermite(8, replicates=2),
+    ta.GaussHermite(5, replicates=2),
+    ta.Lines(5, replicates=2),
+)
 TIGHT = ta.Settings(tol=1e-10)
 KEY = jax.random.key(1)
 
@@ -55,19 +60,22 @@ def quantity(result, dimension=""):
 
 COLUMN_START = ta.Overlaps(START.q, START.V, 0.15 * jnp.stack([jnp.eye(1, 2)] * 2), START.m)
 THEORY = {
-    **{f"solve {branch}": Question(ta.solve, solved(branch), long="recompiled") for branch in ("semantic", "positional", None)},
+    **{
+        f"solve {branch}": Question(ta.solve, solved(branch), long="recompiled")
+        for branch in ("semantic", "positional", None)
+    },
     "solve, two columns": Question(
         ta.solve,
-        lambda c: state(
-            ta.solve(c.model, ALPHA, None, c.rule(POINTS), start=c.overlaps(COLUMN_START), settings=TIGHT)
-        ),
+        lambda c: state(ta.solve(c.model, ALPHA, None, c.rule(POINTS), start=c.overlaps(COLUMN_START), settings=TIGHT)),
         COLUMNS,
         long=True,
     ),
     "solve, penalty": Question(
         ta.solve,
         lambda c: state(
-            ta.solve(c.twin.model(penalty=ta.L1(c.unit(0.003, "gradient"))), ALPHA, nodes=c.rule(POINTS), settings=TIGHT)
+            ta.solve(
+                c.twin.model(penalty=ta.L1(c.unit(0.003, "gradient"))), ALPHA, nodes=c.rule(POINTS), settings=TIGHT
+            )
         ),
         UNITS,
         long=True,
@@ -158,7 +166,6 @@ DYNAMICS = {
 # --- bayes
 
 
-
 def optimal(c):
     states = ta.bayes(c.model, 0.4, nodes=c.rule(GRID)).replicates
     # Labels are densities in the teacher's fields, of which there are L alpha d.
@@ -191,7 +198,9 @@ def transition(c):
 
 
 def crossing(c):
-    return quantity(ta.linear_crossing(c.model, ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)), LINES, bracket=(0.5, 40.0)))
+    return quantity(
+        ta.linear_crossing(c.model, ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)), LINES, bracket=(0.5, 40.0))
+    )
 
 
 def pitchfork(c):
@@ -298,6 +307,11 @@ def passed(c):
     return run(ta.gamp(c.model, c.data(), c.weights(STUDENT[:, : c.model.shape[1]]), steps=15))
 
 
+def with_penalty(c):
+    model = c.twin.model(penalty=ta.L1(c.unit(0.003, "gradient")))
+    return run(ta.gamp(model, c.data(), "positional", steps=30))
+
+
 def held_out(c):
     model, data, Q = c.model, c.data(), c.weights(STUDENT[:, :1])
     fresh = ta.heldout_error(model, data, Q, KEY, sentences=256)
@@ -323,10 +337,11 @@ FINITE = {
     "train, gradient descent": Question(ta.train, trained("random", steps=20, rate=0.1, optimizer="gd"), UNITS),
     "train, Adam": Question(ta.train, trained("spectral", steps=20, optimizer="adam", rate=0.1), UNITS),
     "train, penalty": Question(ta.train, trained("positional", steps=50, rate=0.5, penalty=0.003), UNITS),
+    "train, exact labels": Question(ta.train, trained(steps=20, exact=True), UNITS, ("unit of the loss",)),
+    "train, a value matrix": Question(ta.train, trained(steps=10, value=0.05), UNITS, ("unit of the loss",)),
+    "gamp, penalty": Question(ta.gamp, with_penalty, UNITS),
     "gamp": Question(ta.gamp, passed, without=("classes",), long="recompiled"),
-    "posterior_mean": Question(
-        ta.posterior_mean, lambda c: run(ta.posterior_mean(c.model, c.data(), steps=10)), UNITS
-    ),
+    "posterior_mean": Question(ta.posterior_mean, lambda c: run(ta.posterior_mean(c.model, c.data(), steps=10)), UNITS),
     "spectral_direction": Question(
         ta.spectral_direction, lambda c: {"direction": (ta.spectral_direction(c.model, c.data()), "1")}, UNITS
     ),
@@ -343,9 +358,7 @@ FINITE = {
         without=("a spectator", "classes"),
     ),
     "linear_baseline": Question(ta.linear_baseline, baseline, UNITS),
-    "realised": Question(
-        ta.realised, lambda c: {"rho": (ta.realised(c.model, c.data()).rho[:2], "theta")}
-    ),
+    "realised": Question(ta.realised, lambda c: {"rho": (ta.realised(c.model, c.data()).rho[:2], "theta")}),
     "sample_data": Question(
         ta.sample_data,
         lambda c: numbers(ta.sample_data(c.model, D, N / D, KEY), "x:token y:field teacher:weight encodings:token"),
@@ -384,7 +397,8 @@ QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE | WIDE_LAYERS
 # Public names that no twin applies to, by the reason.
 WITHOUT = {
     "a part of every question": "GaussHermite Lines MonteCarlo Sobol Settings Overlaps Axis EVENTS Data Model "
-    "AttentionLayer DotProduct SpectralLaw TokenClassMixture Preimages orbit WideLayer WideDotProduct Wishart Penalty L1",
+    "AttentionLayer DotProduct SpectralLaw TokenClassMixture Preimages orbit WideLayer WideDotProduct Wishart "
+    "Penalty L1",
     "attention of another form, under the same functions": "CausalDotProduct UntiedDotProduct LinearAttention "
     "ReLUAttention",
     "it computes no number from a model": "InputError Status Average error_bar load use_compilation_cache results",

@@ -76,12 +76,19 @@ class Own(ta.DotProduct):
         return ta.orbit(Y)
 
 
-def isotropic(unit: Unit = Unit(), encodings: Any = ENCODINGS, mixing: Any = MIXING, **options: Any) -> ta.Model:
+ONE = Unit()
+
+
+def isotropic(unit: Unit = ONE, encodings: Any = ENCODINGS, mixing: Any = MIXING, **options: Any) -> ta.Model:
     token, own = unit.of("token"), {}
     if unit.fields != 1 or unit.loss != token**2 or len(encodings) > 2:
         own = {"loss_unit": unit.loss / token**2, "field_unit": unit.fields}
     options = {"lam": LAM, "teacher": 1.0} | options
-    scaled = {"sigma": 0.5 * token, "encodings": token * np.array(encodings), "lam": options.pop("lam") * unit.of("lam")}
+    scaled = {
+        "sigma": 0.5 * token,
+        "encodings": token * np.array(encodings),
+        "lam": options.pop("lam") * unit.of("lam"),
+    }
     teacher = unit.weights**2 * np.array(options.pop("teacher"))
     return (Own if own else ta.DotProduct)(omega=0.3, mixing=mixing, teacher=teacher, **scaled, **own, **options)
 
@@ -119,7 +126,7 @@ class Twin(NamedTuple):
     """
 
     model: Callable[..., ta.Model] = isotropic
-    unit: Unit = Unit()
+    unit: Unit = ONE
     order: tuple[int, ...] = (0, 1)
     mirror: float = 1.0
     turn: Any = np.eye(D)
@@ -240,11 +247,10 @@ class Case:
 
     def overlaps(self, x: ta.Overlaps) -> ta.Overlaps:
         """Return overlaps of the standard setting as those of the twin."""
-        pad = lambda a: np.concatenate([a, a[:1]])[np.array(self.twin.order)]
         theta = np.asarray(x.theta) @ self._columns(x.theta.shape[2]).T
-        m = np.concatenate([x.m, 0 * x.m[:1]])[np.array(self.twin.order)] * self.twin.mirror
-        arrays = {"q": pad(x.q), "V": pad(x.V), "theta": pad(theta), "m": m}
-        return ta.Overlaps(**{name: jnp.asarray(self.unit(a, name)) for name, a in arrays.items()})
+        arrays = {"q": x.q, "V": x.V, "theta": theta, "m": self.twin.mirror * x.m}
+        order = np.array(self.twin.order)
+        return ta.Overlaps(**{name: jnp.asarray(self.unit(a[order], name)) for name, a in arrays.items()})
 
     def back(self, dimension: str, a: Any) -> np.ndarray:
         """Return a number of the twin as that of the standard setting."""

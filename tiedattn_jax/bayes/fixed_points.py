@@ -181,7 +181,7 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
     return BayesPoint(model, alpha, either(has_high, high, low), either(has_high, low, high), None)
 
 
-def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind: bool) -> None:
+def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind: Any) -> None:
     """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe.
 
     Args:

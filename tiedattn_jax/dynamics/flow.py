@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import precise, spread_to
-from ..base.errors import InputError, as_array, is_concrete, require, require_kind, with_values
+from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.results import Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw

@@ -80,7 +80,7 @@ def power_of_two(size: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def weight_unit(model: Model, gamma: Float[Array, "S #d"]) -> Float[Array, ""]:
-    """Return the unit of weights: the power of two nearest to ``field_scale / (2 sigma)``, with the mean variance sigma^2.
+    """Return the unit of weights: the power of two nearest to ``field_scale / (2 sigma)``, for the variance sigma^2.
 
     Searches measure weights in it and losses in `evaluation.loss_unit`. They therefore do the same in all units of the
     inputs. Both units are one in the standard setting, and arithmetic with powers of two is exact.
