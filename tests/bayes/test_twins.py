@@ -1,9 +1,7 @@
-"""The Bayes-optimal learner does not depend on units, nor on how a law is written."""
+"""Numbers do not depend on units, nor on how a setting is written; see `asked`."""
 
+import asked
 import pytest
-import twins
 
-
-@pytest.mark.parametrize("twin", twins.TWINS)
-def test_twins(twin):
-    twins.check("bayes", twin)
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+test_twins = asked.tests_of("bayes")

@@ -46,34 +46,6 @@ def test_the_mirrored_student(start, signs, omega):
     assert_paths(path(model, (R, s * Theta, p * m), nodes=grid(1)), path(model, start, nodes=grid(1)), 1, s, p, 1)
 
 
-@DRAWN
-@given(STARTS, st.floats(0.6, 1.6))
-def test_units(start, c):
-    """Tokens and encodings c times as large, teacher and student 1 / c times: errors are c^2 times as large."""
-    R, Theta, m = start
-    scaled = ta.DotProduct(sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
-    other = path(scaled, (R / c**2, Theta / c**2, m), eta=c**-4, kappa=0.005 * c**4)
-    assert_paths(other, path(ta.DotProduct(), start), c**-2, c**-2, 1, c**2)
-
-
-@pytest.mark.parametrize("c", [0.7, 1.5])
-def test_units_of_fluctuations(c):
-    """The same for a student without overlaps: rates stay, projections scale like the student."""
-
-    def fluctuations(c):
-        model = ta.DotProduct(omega=0.3, sigma=c * 0.5, encodings=[[c], [-c]], teacher=c**-2)
-        run = ta.emergence(
-            model, 0.5 / c**2, c**-4, 12.0, kappa=0.005 * c**4, orthogonal=True, nodes=grid(), points=3, steps=1
-        )
-        return run.replicates.fluctuations
-
-    scaled, run = fluctuations(c), fluctuations(1.0)
-    for name, factor in (("R", c**-2), ("encodings", c**-2), ("teacher", c**-2)):
-        np.testing.assert_allclose(getattr(scaled, name), factor * getattr(run, name), rtol=1e-9, atol=1e-12)
-    for name in ("growth_encodings", "growth_teacher"):
-        np.testing.assert_allclose(getattr(scaled, name), getattr(run, name), rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("times", "status", "mean"),
     [

@@ -113,10 +113,6 @@ def test_instances_are_independent(seed):
     assert len(set(result.values("rho"))) == len(set(result.values("gen_error"))) == 3
 
 
-def rotation(seed):
-    return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).standard_normal((D, D)))[0])
-
-
 def changed(data, **arrays):
     """The data with other arrays, whose exact labels are those of the model."""
     return ta.Data(**{k: getattr(data, k) for k in ("x", "y", "teacher", "encodings", "gamma")} | arrays)
@@ -132,88 +128,33 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 @settings(DRAWN, max_examples=5)
-@given(SEEDS, st.floats(0.5, 2.0))
-def test_symmetries_of_a_run(name, seed, c):
+@given(SEEDS)
+def test_symmetries_of_a_run(name, seed):
     """A run on data that are transformed ends at the transformed weights, with the losses that follow."""
     model, run, rng = ta.DotProduct(**MODEL), RUNS[name], np.random.default_rng(seed)
     data = ta.sample_data(model, D, N / D, jax.random.key(seed))
     Q = data.teacher + jnp.asarray(rng.standard_normal((D, 1)))
     result = run(model, changed(data), Q)
 
-    def check(model, data, Q, change, factor=1.0):
+    def check(data, Q, sign=1.0):
         other = run(model, data, Q)
-        np.testing.assert_allclose(other.Q, change(result.Q), rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(other.train_loss, factor * result.train_loss, rtol=1e-8)
+        np.testing.assert_allclose(other.Q, sign * result.Q, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(other.train_loss, result.train_loss, rtol=1e-8)
 
     assert np.max(np.abs(result.Q - Q)) > 0.01
-    x, y, teacher, encodings = data.x, data.y, data.teacher, data.encodings
-    check(model, changed(data), -Q, lambda Q: -Q)
-    check(model, changed(data, y=-y, teacher=-teacher), Q, lambda Q: Q)
+    check(changed(data), -Q, -1.0)
+    check(changed(data, y=-data.y, teacher=-data.teacher), Q)
     order = rng.permutation(N)
-    check(model, changed(data, x=x[:, order], y=y[order]), Q, lambda Q: Q)
-    O = rotation(seed)
-    check(model, changed(data, x=x @ O, teacher=O.T @ teacher, encodings=encodings @ O), O.T @ Q, lambda Q: O.T @ Q)
-    swapped = ta.DotProduct(**{**MODEL, "mixing": [[0.8, 0.2], [0.3, 0.7]]})
-    check(swapped, changed(data, x=x[::-1], y=y[:, ::-1], encodings=encodings[::-1]), Q, lambda Q: Q)
-    if name == "message passing":  # steps of the others are in other units, too
-        check(*in_units(data, c), Q / c, lambda Q: Q / c, c**2)
+    check(changed(data, x=data.x[:, order], y=data.y[order]), Q)
 
 
-def in_units(data, c, penalty=None):
+def in_units(data, c):
     """The model and its data in other units of the inputs: fields of the teacher stay, losses scale with c^2."""
-    options = {"sigma": c * 0.5, "encodings": [[c], [-c]], "teacher": c**-2, "penalty": penalty}
+    options = {"sigma": c * 0.5, "encodings": [[c], [-c]], "teacher": c**-2}
     model = ta.DotProduct(**{**MODEL, "lam": c**4 * MODEL["lam"]}, **options)
     arrays = {"teacher": data.teacher / c, "encodings": c * data.encodings, "gamma": c**2 * data.gamma}
     scaled = changed(data, x=c * data.x, **arrays)
     return model, ta.Data.from_sentences(scaled.inputs(), scaled.raw_labels(model), **arrays)
-
-
-def of_run(result):
-    """Numbers of a run, each with its power of the unit c."""
-    return [(result.Q, -1), (result.train_loss, 2), (result.gradient_norm, 3), (result.iterations, 0)]
-
-
-def of_instances(model, c):
-    keys, run = jax.random.split(jax.random.key(3), 2), lambda data, key: ta.gamp(model, data, "semantic", steps=40)
-    x = ta.run_instances(model, D, N / D, run, keys, theory=False, sentences=256).values
-    return [(x("train_loss"), 2), (x("gen_error"), 2), (x("q"), 0), (x("theta"), 0)]
-
-
-# Every function of sentences: its numbers, each with its power of the unit c of the inputs.
-TWINS = {
-    "L-BFGS": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=20)),
-    "gradient descent": lambda m, s, c: of_run(ta.train(m, s, "random", steps=20, rate=0.1 / c**4)),
-    "Adam": lambda m, s, c: of_run(ta.train(m, s, "spectral", steps=20, optimizer="adam", rate=0.1 / c)),
-    "exact labels": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=20, exact=True)),
-    "a value matrix": lambda m, s, c: of_run(ta.train(m, s, steps=10, value=0.05 * c**2)),
-    "message passing": lambda m, s, c: of_run(ta.gamp(m, s, "positional", steps=30)),
-    "posterior mean": lambda m, s, c: [(ta.posterior_mean(m, s, steps=10).Q, -1)],
-    "spectral direction": lambda m, s, c: [(ta.spectral_direction(m, s), 0)],
-    "test error": lambda m, s, c: [
-        (ta.heldout_error(m, s, s.teacher / 2, KEY, sentences=256).value, 2),
-        (ta.heldout_error(m, s, s.teacher / 2, KEY, sentences=256, exact=True).stderr, 2),
-    ],
-    "linear baseline": lambda m, s, c: [
-        (ta.linear_baseline(s, ridge=c**2).W, 0),
-        (ta.linear_baseline(s).stderr, 2),
-    ],
-    "diagnosis": lambda m, s, c: [(finding[:3], 0) for finding in vars(ta.diagnose(m, s)).values()],
-    "instances": lambda m, s, c: of_instances(m, c),
-    "penalty, descent": lambda m, s, c: of_run(ta.train(m, s, "positional", steps=50, rate=0.5 / c**4)),
-    "penalty, message passing": lambda m, s, c: of_run(ta.gamp(m, s, "positional")),
-}
-
-
-@pytest.mark.parametrize("c", [2**-10, 2**7])
-@pytest.mark.parametrize("name", TWINS)
-def test_no_number_depends_on_the_units(name, c):
-    """Tolerances, first steps, and sizes of starts are relative to the data. Powers of two make rounding the same."""
-    data = ta.sample_data(ta.DotProduct(**MODEL), D, N / D, jax.random.key(5))
-    penalties = [ta.L1(0.003 * u**3) if name.startswith("penalty") else None for u in (1.0, c)]
-    one, twin = (TWINS[name](*in_units(data, u, p), u) for u, p in zip((1.0, c), penalties, strict=True))
-    for (number, power), (scaled, _) in zip(one, twin, strict=True):
-        assert np.any(np.asarray(number) != 0)
-        np.testing.assert_allclose(np.asarray(scaled) / float(c) ** power, number, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("c", [1e-3, 30.0])

@@ -176,7 +176,7 @@ def test_a_crossing_of_the_only_branch(lines):
 def test_starts_have_the_units_of_the_model(c):
     """In exact twins all searches begin at the same place: V has the unit of fields squared over losses."""
     for branch in ("positional", "semantic", "uninformed", None):
-        start, twin = (branch_start(twins.isotropic(c), branch) for c in (1.0, c))
+        start, twin = (branch_start(twins.isotropic(twins.Unit(1 / c, loss=c**2)), branch) for c in (1.0, c))
         for name, a in vars(start).items():
             np.testing.assert_allclose(getattr(twin, name) * (c**2 if name == "V" else 1), a, rtol=1e-12)
 
@@ -185,7 +185,8 @@ def test_starts_have_the_units_of_the_model(c):
 @pytest.mark.parametrize("c", [0.1, 0.3])
 def test_one_alpha_c_in_all_units(c):
     """At a weak ridge the search of the semantic branch depends on its start, which had another V in every unit."""
-    a, b = (ta.critical_alpha(twins.isotropic(u, lam=0.003)) for u in (1.0, c))
+    standard = {"encodings": [[1.0], [-1.0]], "mixing": ta.DotProduct().mixing, "lam": 0.003}
+    a, b = (ta.critical_alpha(twins.isotropic(twins.Unit(1 / u, loss=u**2), **standard)) for u in (1.0, c))
     assert a.status_name == b.status_name == "converged"
     np.testing.assert_allclose(b.alpha, a.alpha, rtol=1e-9)
     np.testing.assert_allclose(b.alpha, 0.743159, atol=2e-6)

@@ -132,14 +132,21 @@ def test_sensitivities_are_those_at_the_broken_alpha_c(monkeypatch):
     np.testing.assert_allclose(scattered.sensitivities_stderr.sigma, bar, rtol=1e-3)
 
 
-@pytest.mark.parametrize("failing", ["rs", "first", "second", None])
+@pytest.mark.parametrize("failing", ["rs", "first", "second", "absent", None])
 def test_a_failure_of_either_theory_is_told(failing):
-    """The status is the worst of the RS transition and of every replicate of both 1RSB states."""
+    """The status is the worst of the RS transition and of every replicate of both 1RSB states.
+
+    No number stands beside a status that says that there is none.
+    """
     rs = made.transition(status=int(ta.Status.stalled if failing == "rs" else ta.Status.converged))
     codes = [int(ta.Status.max_steps if failing == name else ta.Status.converged) for name in ("first", "second")]
+    codes[1] = int(ta.Status.absent) if failing == "absent" else codes[1]
     branches = tuple(_point(_state([0, 0], 1.0, status=jnp.array([0, code]))) for code in codes)
     shifted = rsb_transitions._moved(ta.DotProduct(), rs, branches, jnp.zeros(2), _numbers(jnp.zeros(2)))
-    expected = {"rs": ta.Status.stalled, None: ta.Status.converged}.get(failing, ta.Status.max_steps)
+    known = {"rs": ta.Status.stalled, "absent": ta.Status.absent, None: ta.Status.converged}
+    expected = known.get(failing, ta.Status.max_steps)
+    numbers = shifted.alpha, shifted.stderr, shifted.shift.value, shifted.sensitivities.sigma
+    np.testing.assert_array_equal(np.isnan(numbers), failing == "absent")
     assert shifted.status == expected and shifted.to_dict()["status"] == shifted.status_name
 
 

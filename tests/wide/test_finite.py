@@ -106,14 +106,17 @@ def test_long_encodings_are_learned_beside_the_content():
 
 
 def test_encodings_of_length_of_order_one_have_a_spike():
-    """The limit has R = .0448 and q = .2357; R is .0411(5) at d = 60 and .0423(3) at d = 100."""
+    """The limit has R = .0448, q = .2357 and trace = .2783, which d approaches as 1 / sqrt(d).
+
+    Six draws at d = 40 have R = .0409(5), q = .2184(23), three at d = 80 have .0424(1), .2244(19).
+    """
     model = layer(tau=0.03, omega=0.4, mixing=[[0.75, 0.25], [0.25, 0.75]], encodings=1.5)
     data = ta.sample_data(model, 40, 1.0, jax.random.key(0))
     np.testing.assert_allclose(data.encodings @ data.encodings.T, [[2.25, -2.25], [-2.25, 2.25]], rtol=1e-12)
     trained = ta.train(model, data)
     assert trained.status_name == "converged"
     assert 0.032 < float(trained.offset[0, 0]) / 2.25 < 0.046
-    np.testing.assert_allclose([trained.q, trained.trace], [0.2357, 0.2783], rtol=0.05)
+    np.testing.assert_allclose([trained.q, trained.trace], [0.2184, 0.2702], rtol=0.05)
 
 
 def test_single_precision(data, trained):

@@ -164,17 +164,6 @@ def test_the_ridge_of_the_factor():
     np.testing.assert_allclose(layer(tau=None, lam=0.3, kappa=kappa).tau * d * np.trace(S), 0.15 * np.sum(Q**2))
 
 
-@pytest.mark.parametrize("c", [1e-4, 7.0, 1e4])
-def test_units_of_the_tokens(c):
-    """Fields, teacher and temperature in other units: S -> c S, tau -> tau / c."""
-    eigenvalues = np.array([0.0, 0.3, 1.0, 2.5])
-    same = ta.solve(layer(teacher=eigenvalues), 1.0)
-    twin = ta.solve(layer(beta=1 / c, tau=0.05 / c, teacher=c * eigenvalues), 1.0)
-    assert twin.status_name == same.status_name == "converged"
-    for name, power in {"q": 2, "m": 2, "V": 2, "trace": 1, "train_loss": 0, "energy": 0, "replicon": 0}.items():
-        np.testing.assert_allclose(getattr(twin, name), c**power * getattr(same, name), rtol=1e-9, err_msg=name)
-
-
 def test_single_precision(state):
     with jax.enable_x64(False):
         single = ta.solve(ta.WideDotProduct(tau=0.05), 1.0)

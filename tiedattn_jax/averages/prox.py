@@ -120,7 +120,8 @@ def lowest_minima(
     )
     z, energy, _ = minima_from_all_starts(problem, h, extra_starts, 1e-3, origin)
     lowest = pick(z, jnp.argmin(energy, 0))
-    excess = jnp.where(jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2, energy - jnp.min(energy, 0), jnp.inf)
+    is_other = jnp.max(jnp.abs(z - lowest), (1, 2)) > 1e-2 * problem.model.field_scale
+    excess = jnp.where(is_other, energy - jnp.min(energy, 0), jnp.inf)
     second = pick(z, jnp.argmin(excess, 0))
     return lowest.astype(dtype), second.astype(dtype), jnp.min(excess, 0).astype(dtype)
 
@@ -350,7 +351,7 @@ def descend(
     Args:
         z: starts.
         h: student fields.
-        tol: a lane has converged when its Newton step is below this, relative to 0.1 + max |z|.
+        tol: a lane has converged when its Newton step is below this, relative to max |z| + 0.1 `field_scale`.
         steps: largest number of steps in a loop that ends by a condition.
         count: number of steps in a `counted` loop; by default `_COUNTED_STEPS`.
 
@@ -358,9 +359,10 @@ def descend(
         The minimisers, their energies, and whether they converged.
     """
     centre, floor = h.reshape(-1, h.shape[-1]), problem.least_pivots()
+    unit = 0.1 * problem.model.field_scale
 
     def is_small(z: Float[Array, "n N"], step: Float[Array, "n N"]) -> Bool[Array, " N"]:
-        return jnp.max(jnp.abs(step), 0) <= tol * (0.1 + jnp.max(jnp.abs(z), 0))
+        return jnp.max(jnp.abs(step), 0) <= tol * (unit + jnp.max(jnp.abs(z), 0))
 
     def body(state: tuple) -> tuple:
         z, energy, step, cut = state

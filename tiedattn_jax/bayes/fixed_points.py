@@ -181,7 +181,7 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
     return BayesPoint(model, alpha, either(has_high, high, low), either(has_high, low, high), None)
 
 
-def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind: bool) -> None:
+def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind: Any) -> None:
     """Raise an `InputError` unless the model has a Bayes-optimal learner that `bayes` can describe.
 
     Args:
@@ -205,9 +205,10 @@ def _check_numbers(model: Model) -> None:
     law, (L, _, t) = model.law(), model.shape
     if law.sentences is not None and np.any(np.abs(np.asarray(law.cross[:, L:])) > 1e-6):
         raise InputError("law.cross", "must be zero: the Bayes-optimal learner needs teacher's fields of mean zero")
-    Y = jnp.asarray(np.random.default_rng(0).standard_normal((L, t + model.noise)), model.lam.dtype)
-    label, slope, error = _tried(model, Y)
-    depends = np.max(np.abs(np.asarray(slope))) > 1e-6
+    Y = np.random.default_rng(0).standard_normal((L, t + model.noise))
+    Y[:, :t] *= float(model.field_scale)
+    label, slope, error = _tried(model, jnp.asarray(Y, model.lam.dtype))
+    depends = np.max(np.abs(np.asarray(slope))) * float(model.field_scale) > 1e-6
     require(depends, "model.target", "a constant", "a function of the teacher's fields, as with omega below one")
     require(np.asarray(label.noise) >= 0, "preimages(Y).noise", label.noise, "a variance, at least zero")
     require(np.asarray(error) < 1e-3, "preimages(Y).fields", label.fields, "fields of the same target as Y")

@@ -112,7 +112,7 @@ def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
     Raises:
         InputError: as `bayes`; also if labels are noisy, do not give the fields up to a sign, or tokens differ.
     """
-    check_bayes(model, "perfect recovery", one_eigenvalue=True)
+    check_bayes(model, "perfect recovery", same=("gamma", "pi"))
     if not has_closed_form(model) or float(noise_of(model)) > 0:
         raise InputError("model", "must have exact labels that give the fields up to a sign, and tokens that are alike")
     information = jnp.full(2, 1 / model.shape[0], model.lam.dtype)  # two replicates that agree: it is known exactly
@@ -169,7 +169,7 @@ def spectral_threshold(model: Model, nodes: AnyNodes = None) -> Float[Array, ""]
     Raises:
         InputError: the model has no spectral start: its teacher has more than one column, or tokens are not isotropic.
     """
-    check_bayes(model, "a spectral start", independent=True, one_eigenvalue=True)
+    check_bayes(model, "a spectral start", independent=True, same=("gamma", "pi"))
     require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
     return jnp.mean(thresholds(model, averages_of(model, nodes), has_closed_form(model)))
 

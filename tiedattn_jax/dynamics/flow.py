@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import precise, spread_to
-from ..base.errors import InputError, as_array, is_concrete, require, require_kind, with_values
+from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.results import Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
@@ -127,14 +127,7 @@ def needs_span(model: Model, purpose: str) -> None:
     Raises:
         InputError: as `needs`, whose message says `purpose`.
     """
-    law = model.law()
-    is_split = len(law.weights) > 1 and is_concrete(law)
-    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, one_eigenvalue=not is_split)
-    if is_split:
-        with with_values():
-            gamma = np.asarray(law.gamma)[np.asarray(law.weights) > 0]
-            requirement = f"those of one eigenvalue, the same at all atoms of positive weight, for {purpose}"
-            require(np.ptp(gamma, 0) <= _SAME * gamma[0], "law.gamma", gamma, requirement)
+    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, same=("gamma",))
 
 
 def directions_of(model: Model) -> int | None:

@@ -257,6 +257,7 @@ class _Sentences(NamedTuple):
     """The sentences at the nodes of one replicate."""
 
     T: Float[Array, "N L L"]
+    eigenvalues: Float[Array, "N L"]  # of T
     normals: Float[Array, "N L t"]  # standard normals from which the teacher's fields are made
     weight: Float[Array, " N"]  # weights of the nodes
     end: Float[Array, ""]  # upper end of the range of V, where 1 - V T is positive definite for all sentences
@@ -290,14 +291,19 @@ def _sentences(model: Model, replicate: Replicate) -> _Sentences:
     top = _top_eigenvalues(model, fields[jnp.argmax(tops)][None])[0]
     # Slightly below 1 / top, where G would be infinite.
     end = (1 - 100 * jnp.finfo(top.dtype).eps) / jnp.maximum(top, jnp.finfo(top.dtype).tiny)
-    return _Sentences(T, normals, weight.ravel(), end)
+    return _Sentences(T, jnp.linalg.eigvalsh(T), normals, weight.ravel(), end)
+
+
+def _g(data: _Sentences, V: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return g(V) and its slope, from the eigenvalues of T alone: searches for the edge need nothing else."""
+    G = data.eigenvalues / (1 - V * data.eigenvalues)
+    return data.weight @ jnp.sum(G, 1), data.weight @ jnp.sum(G**2, 1)
 
 
 class _Moments(NamedTuple):
     """Averages over the sentences at one response V."""
 
     g: Float[Array, ""]  # E tr G
-    slope: Float[Array, ""]  # dg/dV = E tr G^2
     encodings: Float[Array, "L L"]  # E G
     teacher: Float[Array, "t t"]  # E sum_kl G_kl v_k v_l^T - E tr G, with the teacher's normals v
 
@@ -309,8 +315,7 @@ def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
     G = data.T @ inverse(jnp.eye(L, dtype=V.dtype) - V * data.T)
     g = jnp.einsum("nll,n->", G, data.weight)
     signal = jnp.einsum("nkl,nka,nlb,n->ab", G, data.normals, data.normals, data.weight)
-    slope = jnp.einsum("nkl,nlk,n->", G, G, data.weight)
-    return _Moments(g, slope, jnp.einsum("nkl,n->kl", G, data.weight), signal - g * jnp.eye(t, dtype=V.dtype))
+    return _Moments(g, jnp.einsum("nkl,n->kl", G, data.weight), signal - g * jnp.eye(t, dtype=V.dtype))
 
 
 def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
@@ -345,10 +350,9 @@ def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, 
     return bisected_root(excess, pole, pole + mean / V * (1 + 1e-6))
 
 
-def _responses(model: Model, alpha: Array, V: Array, moments: _Moments) -> tuple[Array, Float[Array, " K"]]:
-    """Return zeta(V) and the responses of the atoms of Sigma, ``1 / (zeta - alpha c_a g)``."""
-    zeta = _eigenvalue(model, alpha, V, moments.g)
-    return zeta, 1 / (zeta - alpha * _eigenvalues(model) * moments.g)
+def _responses(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, " K"]:
+    """Return the responses of the atoms of Sigma, ``1 / (zeta - alpha c_a g)``."""
+    return 1 / (_eigenvalue(model, alpha, V, g) - alpha * _eigenvalues(model) * g)
 
 
 def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
@@ -357,9 +361,8 @@ def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
 
     # Has the sign of d zeta / d V, by the derivative of the equation that zeta solves.
     def slope(V: Array) -> Array:
-        moments = _moments(data, V)
-        _, responses = _responses(model, alpha, V, moments)
-        return alpha * moments.slope * (law.weights @ (c * responses) ** 2) - 1
+        g, g_slope = _g(data, V)
+        return alpha * g_slope * (law.weights @ (c * _responses(model, alpha, V, g)) ** 2) - 1
 
     V = bisected_root(slope, jnp.zeros_like(alpha), data.end)
     return jnp.where(slope(lax.stop_gradient(data.end)) > 0, V, data.end)
@@ -373,7 +376,7 @@ def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: A
         V: response, at most that of the edge of the bulk.
     """
     law, moments = model.law(), _moments(data, V)
-    _, responses = _responses(model, alpha, V, moments)
+    responses = _responses(model, alpha, V, moments.g)
     scale = jnp.sqrt(_token_scales(model))
     c = _eigenvalues(model)
 
@@ -394,7 +397,7 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
     """Return the rates of `small_start` in every replicate."""
 
     def rate(data: _Sentences, V: Array) -> Array:
-        return _eigenvalue(model, alpha, V, _moments(data, V).g) - model.lam
+        return _eigenvalue(model, alpha, V, _g(data, V)[0]) - model.lam
 
     def rates(replicate: Replicate) -> SmallRates:
         data = _sentences(model, replicate)

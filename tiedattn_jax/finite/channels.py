@@ -191,7 +191,7 @@ def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Floa
     """Return half the variances of the prior, of which a penalty needs one for every row of Q."""
     r, curvature, count = Q.shape[1], model.lam, data.gamma.shape[1]
     if model.penalty is not None:  # add its average curvature over weights of the size of their unit
-        unit = weight_unit(data.gamma)
+        unit = weight_unit(model, data.gamma)
         curvature, count = curvature + jax.grad(model.penalty.value)(unit) / unit, Q.shape[0]
     return jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * curvature), (count, r, r))
 

@@ -260,7 +260,7 @@ def _run(
     p = _iterate(*risk_minimiser(model, data, Q, Z, warm_start, damped, derivative), memory, options)
     Q = p.state.Q
     value, gradient, memory = risk_and_gradient(model, data, False, Q, p.memory)
-    units = Units(weight_unit(data.gamma), loss_unit(model, data))
+    units = Units(weight_unit(model, data.gamma), loss_unit(model, data))
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
         proximal = model.penalty.prox(Q - units.rate * gradient, jnp.full_like(Q, units.rate))
         Q = jnp.where(p.damping.residual <= options.least_residual, proximal, Q)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..base.arrays import inner_products, precise, total
+from ..model.model import Model
 
 
 @jax.jit
@@ -78,13 +79,13 @@ def power_of_two(size: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.ldexp(jnp.ones_like(size), exponent.astype(jnp.int32))
 
 
-def weight_unit(gamma: Float[Array, "S #d"]) -> Float[Array, ""]:
-    """Return the unit of weights: the power of two nearest to ``1 / (2 sigma)``, with the mean variance sigma^2.
+def weight_unit(model: Model, gamma: Float[Array, "S #d"]) -> Float[Array, ""]:
+    """Return the unit of weights: the power of two nearest to ``field_scale / (2 sigma)``, for the variance sigma^2.
 
     Searches measure weights in it and losses in `evaluation.loss_unit`. They therefore do the same in all units of the
     inputs. Both units are one in the standard setting, and arithmetic with powers of two is exact.
     """
-    return power_of_two(0.5 / jnp.sqrt(jnp.mean(gamma)))
+    return power_of_two(0.5 * model.field_scale / jnp.sqrt(jnp.mean(gamma)))
 
 
 @jax.jit

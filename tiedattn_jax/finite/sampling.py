@@ -362,7 +362,7 @@ def _named_start(
     threshold: Float[Array, ""] | None,
 ) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
-    noise, unit = jax.random.normal(key, (d, r), data.dtype), weight_unit(data.gamma)
+    noise, unit = jax.random.normal(key, (d, r), data.dtype), weight_unit(model, data.gamma)
     sizes = {"semantic": jnp.ones_like(unit), "positional": 0.25 * unit}
     size = sizes.get(init, unit) if scale is None else scale
     if init == "random":

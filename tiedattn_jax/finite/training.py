@@ -303,7 +303,7 @@ def _run(
     value: tuple[Float[Array, "n L d"], Float[Array, ""]] | None,
 ) -> Training:
     """Train the weights, and with labels and the ridge of a value matrix in `value` also this matrix."""
-    unit = weight_unit(data.gamma)
+    unit = weight_unit(model, data.gamma)
     if value is None:
         memory = data.memory(Q.shape[1] * (options.steps + 1), options.steps)
         units = Units(unit, loss_unit(model, data, exact))

@@ -39,6 +39,7 @@ from .law import SpectralLaw, TokenClassMixture
 from .model import Model
 from .penalties import check_penalty
 
+_SAME = 1e-6  # relative difference below which atoms agree
 _OVERLAP = 1e-6  # overlap of the teacher with an encoding below which they count as orthogonal
 _CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
 
@@ -69,7 +70,7 @@ def needs(
     ridge_only: bool = False,
     independent: bool = False,
     orthogonal: bool = False,
-    one_eigenvalue: bool = False,
+    same: tuple[str, ...] = (),
 ) -> None:
     """Check a model, and that it is of the kind that a computation takes.
 
@@ -83,7 +84,8 @@ def needs(
         ridge_only: whether there must be no penalty besides the ridge.
         independent: whether tokens must have no classes.
         orthogonal: whether the teacher must be orthogonal to the encodings.
-        one_eigenvalue: whether every token's covariance must be a multiple of the identity.
+        same: names of arrays of the law that must be the same at all atoms of positive weight: "gamma", so that every
+            token's covariance is a multiple of the identity, or "pi".
 
     Raises:
         InputError: as `check`; or the model is of another kind. The message says what it must be, and `purpose`.
@@ -98,14 +100,19 @@ def needs(
         raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
     if ridge_only and model.penalty is not None:
         raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
-    if not (independent or orthogonal or one_eigenvalue):
+    if not (independent or orthogonal or same):
         return
     law = model.law()
     if independent and law.sentences is not None:
         raise InputError("model", f"must have tokens without classes for {purpose}, got a law with sentences")
-    if one_eigenvalue:
+    if same and len(law.weights) > 1:
         requirement = f"a model whose covariances have one eigenvalue each for {purpose}"
-        require(len(law.weights) == 1, "model", f"{len(law.weights)} atoms", requirement)
+        require(is_concrete(law), "model", f"{len(law.weights)} atoms", requirement)
+        with with_values():
+            for name in same:
+                values = np.asarray(getattr(law, name))[np.asarray(law.weights) > 0]
+                requirement = f"the same at all atoms of positive weight, with one eigenvalue each for {purpose}"
+                require(np.ptp(values, 0) <= _SAME * np.abs(values[0]), f"law.{name}", values, requirement)
     if orthogonal and is_concrete(model):
         with with_values():
             cross = np.asarray(model.law().cross)

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -19,6 +20,7 @@ from .model import Model
 # the pitchfork in which its branch ends: at the standard setting a semantic state below this share lies within 2e-4 of
 # the pitchfork.
 ZERO = 0.02
+_LOSS = 0.24  # mean loss at standard normal fields, for tokens of variance one: .05 to 1 in the layers of this library
 _START_V = 3.75  # V at the start of a branch times the variance of the tokens: 15 at the standard setting
 
 
@@ -97,14 +99,28 @@ class Branch(NamedTuple):
         # q - theta rho^{-1} theta^T is positive.
         size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # at least |semantic|^2
         semantic = semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
-        m = 0.25 * self.m * direction[:, None] * positional
+        m = 0.25 * self.m * model.field_scale * direction[:, None] * positional
         theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
         if model.teacher_mean is not None:
             # A student along the teacher sees the means of the classes as the teacher does.
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
-        # V has the unit of fields squared over losses, and losses have that of the tokens' variance.
-        V = _START_V / jnp.mean(model.trace).astype(dtype)
+        # V has the unit of fields squared over losses.
+        V = (_START_V * model.field_scale**2 / _loss_scale(model)).astype(dtype)
         return Overlaps(self.size * scale * eye, V * eye, theta, m)
+
+
+def _loss_scale(model: Model) -> Float[Array, ""]:
+    """Return the size of the loss: the variance of the tokens, as for the layers of this library, times a power of 64.
+
+    A loss in another unit is recognised at standard normal fields, in units of `Model.field_scale`.
+    """
+    (L, _, _), sentences = model.shape, model.law().sentences
+    model = model if sentences is None else model.condition_on(sentences.kinds[0])
+    normals = np.random.default_rng(0).standard_normal((64, L, sum(model.columns)))
+    Z, Y = jnp.split(jnp.asarray(normals, model.lam.dtype) * model.field_scale, [model.columns[0]], 2)
+    unit = jnp.mean(model.trace)
+    losses = jax.vmap(lambda Z, Y: model.loss(Z, *model.label(Y)))(Z, Y)
+    return unit * 64 ** jnp.round(jnp.log(jnp.mean(jnp.abs(losses)) / (_LOSS * unit)) / np.log(64))
 
 
 BRANCHES = {

@@ -284,7 +284,7 @@ def _refined_jumps(law: ClusterLaw, s: Float[Array, ""], guess: JumpSearch) -> J
 
     def differ(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Bool[Array, "J N"]:
         """Return whether two minimisers are different ones."""
-        return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2).reshape(J, N)
+        return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2 * law.model.field_scale).reshape(J, N)
 
     def rate(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
         """Return how fast the energy of b's sheet falls below that of a's along the lines."""

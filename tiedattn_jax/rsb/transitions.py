@@ -23,7 +23,7 @@ from ..phases.events import ALPHA_L, EVENTS, as_event, baseline_branch
 from ..phases.locate import Family, guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
-from ..theory.quantities import Quantity, with_sensitivities
+from ..theory.quantities import Quantity, if_known, with_sensitivities
 from ..theory.solve import Request, solve_checked
 from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
 
@@ -142,12 +142,17 @@ def _moved(
     rs = eqx.tree_at(lambda t: t.value, rs, with_sensitivities(rs.alpha[None], rs_slopes, model)[0])
     shift = Average(jnp.mean(with_sensitivities(shifts, slopes, model)), error_bar(shifts))
     elevations = {f"elevation_{b.branch}": Average(b.elevation, b.stderr.elevation) for b in branches}
+    status = jnp.max(jnp.stack([rs.status, *(b.status for b in branches)]))
+    numbers = {
+        "value": rs.alpha + shift.value,
+        "stderr": jnp.hypot(rs.stderr, shift.stderr),
+        "sensitivities": jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
+        "sensitivities_stderr": jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
+    }
+    shift, numbers = if_known((shift, numbers), status)
     return Quantity(
-        value=rs.alpha + shift.value,
-        stderr=jnp.hypot(rs.stderr, shift.stderr),
-        status=jnp.max(jnp.stack([rs.status, *(b.status for b in branches)])),
-        sensitivities=jax.tree.map(lambda a, d: a + jnp.mean(d, 0), rs.sensitivities, slopes),
-        sensitivities_stderr=jax.tree.map(lambda a, d: jnp.hypot(a, error_bar(d)), rs.sensitivities_stderr, slopes),
+        **numbers,
+        status=status,
         further={"rs": rs, "shift": shift, **elevations},
         branches=branches,
         name="alpha",

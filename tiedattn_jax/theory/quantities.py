@@ -6,7 +6,7 @@ Transitions, thresholds, ends of branches, best ridges and first times are `Quan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -114,21 +114,16 @@ class Quantity(Result):
             known: whether the number exists. If not, or if the status says that there is no state, all numbers are NaN.
             fields: further fields of the record.
         """
-        # No number of what was not found may read like a result.
         status = jnp.asarray(status)
-        known &= ~jnp.any(status == jnp.asarray(_NOWHERE))
-
-        def if_known(a: Float[Array, "..."]) -> Float[Array, "..."]:
-            return jnp.where(known, a, jnp.nan)
-
-        bar = if_known(error_bar(lax.stop_gradient(values)))
-        slopes: tuple[Any, Any, Any] = None, None, None
+        bar = error_bar(lax.stop_gradient(values))
+        slopes: Sequence[Any] = (None, None, None)
         if rates is not None:
             values = values if setting is None else with_sensitivities(values, rates, setting)
             pair = rates if isinstance(rates, tuple) else (rates, None)
-            (by_model, by_alpha), (bars, alpha_bar) = jax.tree.map(if_known, _mean_and_bar(pair))
+            (by_model, by_alpha), (bars, alpha_bar) = _mean_and_bar(pair)
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
-        return cls(if_known(jnp.nanmean(values)), bar, status, *slopes, **fields)
+        value, bar, *slopes = if_known((jnp.nanmean(values), bar, *slopes), status, known)
+        return cls(value, bar, status, *slopes, **fields)
 
     @classmethod
     def of_existing(
@@ -238,6 +233,15 @@ class Quantity(Result):
                 if key in rows:
                     rows[key] += (f"{name}: {rate}",)
         return [(key, *row) for key, row in rows.items()]
+
+
+def if_known(numbers: PyTree, status: Int[Array, "..."], known: bool | Bool[Array, ""] = True) -> PyTree:
+    """Return numbers, or NaN if they are not known or the status says that there is no state.
+
+    No number of what was not found may read like a result.
+    """
+    known &= ~jnp.any(status == jnp.asarray(_NOWHERE))
+    return jax.tree.map(lambda a: jnp.where(known, a, jnp.nan), numbers)
 
 
 def numbers_by_name(model: Any) -> dict[str, Any]:
