@@ -349,7 +349,7 @@ def test_path():
     values = np.array([2.0, 1.5, 1.0, 1.2])
     single = path([0.4, 0.3, 0.2, 0.1], values, 0.19)
     orders, losses = path_figure([single, single]).axes
-    assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == r"sample complexity $\alpha = n/d$"
+    assert labels(orders) == [r"$\theta$", "fold"] and losses.get_xlabel() == LABELS["alpha"]
     solid, dotted, fold, *unlabelled = orders.lines
     assert len(unlabelled) == 4 and fold.get_marker() == "o"
     np.testing.assert_array_equal(solid.get_xdata(), values)
@@ -880,6 +880,21 @@ def wide_spectrum():
     return Namespace(values=values, density=density, weight=np.full(5, 0.15), zeros=np.array(0.25), edge=values[-1])
 
 
+def wide_states(question="state", two=False):
+    """States of a wide layer along alpha, or over alpha and tau, with and without content."""
+    cells = []
+    for k, alpha in enumerate((0.1, 1.0) if not two else (0.1, 0.1, 1.0, 1.0)):
+        numbers = dict.fromkeys(("q", "m", "share", "trace", "distance", "gen_error"), 0.1 + alpha)
+        bars = {name: 0.1 * value for name, value in numbers.items()}
+        model = Namespace(teacher=Namespace(rho=2.0), tokens=2)
+        cells.append(Namespace(
+            ok=True, alpha=alpha, model=model, status=0, offset=np.zeros(0), stderr=Namespace(**bars),
+            numbers=lambda n=numbers, b=bars: (n, b), **numbers | {"q": np.array(float(k % 2 + (not two)))},
+        ))  # fmt: skip
+    axes = (np.array([0.1, 1.0]), np.array([0.3, 0.4]))
+    return Table(question, ("alpha", "tau")[: 1 + two], axes[: 1 + two], tuple(cells))
+
+
 PICTURES = {
     "BayesPoint": (optimal_points, "overlap gen_error"),
     "Table of best values": (best_values, "best gen_error"),
@@ -896,6 +911,8 @@ PICTURES = {
     "Trajectory": (trajectory, "order loss"),
     "Quantity": (transition, "losses sensitivities"),
     "WideSpectrum": (wide_spectrum, "density"),
+    "Table of wide states": (wide_states, "overlaps spectrum errors"),
+    "Table of regions": (lambda: wide_states("regions", two=True), "region"),
     "counting.Training": (lambda: stage(1.0, 2.0, 3.0), "train_loss test_error share"),
     "finite.Training": (lambda: training_runs()["mine"], "train_loss gradient_norm"),
 }
@@ -911,6 +928,15 @@ def pictured():
                     wing = f"{member.__module__.split('.')[1]}." * (name == "Training")
                     classes[f"{wing}{name}"] = member
     return classes
+
+
+def test_numbers_of_wide_states_are_drawn_in_their_units():
+    overlaps, spectrum, errors = wide_states().plot().axes
+    np.testing.assert_allclose(overlaps.lines[1].get_ydata(), [0.1, 0.55])  # m over rho
+    np.testing.assert_allclose(spectrum.lines[0].get_ydata(), [0.2, 1.1])
+    assert [line.get_gid() for line in errors.lines] == ["distance to the teacher $/ \\rho$", LABELS["gen_error"]]
+    (region,) = wide_states("regions", two=True).plot().axes
+    assert {c.get_gid(): len(c.get_paths()) for c in region.collections}["content"] == 2
 
 
 def test_every_class_with_a_picture_is_tested():

@@ -66,6 +66,15 @@ def test_derivative_of_the_onset():
     np.testing.assert_allclose(jax.grad(alpha)(0.3), slope, rtol=1e-6)
 
 
+def test_sensitivities_where_the_loss_is_even():
+    """The loss has no odd part, but its derivatives in omega and the mixing do."""
+    mixing, h = [[0.8, 0.2], [0.3, 0.7]], 1e-5
+    plain, moved = (ta.critical_alpha(layer(omega=omega, mixing=mixing)) for omega in (0.0, h))
+    np.testing.assert_allclose(plain.sensitivities.omega, (moved.alpha - plain.alpha) / h, rtol=1e-3)
+    flat = ta.critical_alpha(layer(omega=0.4)).sensitivities.mixing
+    np.testing.assert_allclose(flat, 0.0, atol=1e-12)
+
+
 @pytest.mark.parametrize("ratio, distance", [(0.05, 0.95960), (0.5, 0.43161), (0.95, 0.03026), (0.99, 0.00721)])
 def test_distance_of_the_optimal_learner(ratio, distance):
     model = layer()

@@ -18,12 +18,14 @@ _FORMS: dict[str, dict[type, Callable[..., Any]]] = {}
 
 
 def with_other_forms(fn: Callable[P, T]) -> Callable[P, T]:
-    """Let `form_of` give the function another form for other kinds of its first argument."""
+    """Let `form_of` give the function another form for other kinds of its first argument, or of models in a list."""
     forms = _FORMS.setdefault(fn.__name__, {})
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         first = args[0] if args else kwargs.get("model")
+        while isinstance(first, (list, tuple)) and first:  # models, or pairs of a model and an alpha
+            first = first[0]
         other = next((form for kind, form in forms.items() if isinstance(first, kind)), fn)
         if "progress" not in kwargs or "progress" in inspect.signature(other).parameters:
             return other(*args, **kwargs)

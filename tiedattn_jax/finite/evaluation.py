@@ -30,6 +30,7 @@ from ..base.errors import (
     require_not_negative,
     shaped_array,
 )
+from ..base.kinds import with_other_forms
 from ..base.nodewise import nodewise
 from ..base.report import Description, by_token, rows_of
 from ..base.results import Average, Result, Status
@@ -314,6 +315,7 @@ def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) ->
     return Quantity(value, bar, status, further=further, name=name, meaning=meaning)
 
 
+@with_other_forms
 def heldout_error(
     model: Model,
     data: Sample,

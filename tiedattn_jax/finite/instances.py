@@ -31,6 +31,7 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
+from ..base.kinds import with_other_forms
 from ..base.progress import Progress, reporter
 from ..base.results import Average, Status, error_bar
 from ..model.checks import check_provides
@@ -213,6 +214,7 @@ def _mean_record(objects: list[Any]) -> Any:
     return float(np.mean(objects)) if isinstance(first, float) else first
 
 
+@with_other_forms
 def run_instances(
     model: Model,
     d: int,

@@ -44,10 +44,13 @@ _OVERLAP = 1e-6  # overlap of the teacher with an encoding below which they coun
 _CHANCE = 0.2  # largest cosine of a drawn class mean with an encoding: three standard deviations at d = 225
 
 
-def check_numbers(model: Model) -> None:
-    """Check the numbers of a model by `__check_init__` of its class and of all base classes."""
+def check_numbers(model: eqx.Module) -> None:
+    """Check the numbers of a model and of its parts by `__check_init__` of their classes and of all base classes."""
     for base in type(model).__mro__:
         base.__dict__.get("__check_init__", lambda model: None)(model)
+    for part in vars(model).values():
+        if isinstance(part, eqx.Module):
+            check_numbers(part)
 
 
 def check_provides(model: Model, method: str, reason: str) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -21,9 +22,9 @@ from jaxtyping import Array, Float
 from ..base.arrays import Number
 from ..base.errors import InputError, array_of, as_number, require, require_kind, require_precision
 from .checks import check_numbers
-from .model import Model
 
-Setter = Callable[[Model, Number], Model]
+AnyModel: TypeAlias = Any  # a `Model` or a `WideLayer`
+Setter = Callable[[AnyModel, Number], AnyModel]
 Alpha = TypeVar("Alpha", bound=Number | None)
 
 
@@ -39,7 +40,7 @@ class Parameter:
     name: str
     put: Setter | None = None
 
-    def set(self, model: Model, alpha: Alpha, value: Number) -> tuple[Model, Alpha | Float[Array, ""]]:
+    def set(self, model: AnyModel, alpha: Alpha, value: Number) -> tuple[AnyModel, Alpha | Float[Array, ""]]:
         """Return the setting with this number at another value.
 
         If the number is an entry of `mixing`, the other entries of its row are rescaled so that the row sums to one.
@@ -60,7 +61,7 @@ class Parameter:
             after = before.at[i].set(((1 - value) * shares).at[j].set(value))
         return eqx.tree_at(attrgetter(field), model, after), alpha
 
-    def read(self, model: Model, alpha: Number | None, argument: str) -> float:
+    def read(self, model: AnyModel, alpha: Number | None, argument: str) -> float:
         """Return the value of the number in a concrete setting.
 
         Args:
@@ -74,9 +75,9 @@ class Parameter:
             return float(alpha)
         try:
             field, index = _entry(self.name)
-            value = attrgetter(field)(model)
+            value = reduce(lambda part, name: vars(part)[name], field.split("."), model)  # no properties
             value = np.asarray(value)[index] if eqx.is_inexact_array(value) else np.nan
-        except (AttributeError, ValueError, IndexError):
+        except (KeyError, TypeError, ValueError, IndexError):
             value = np.nan
         if np.ndim(value) or not np.isfinite(value):
             names = ", ".join(("alpha", *scalar_parameters(model)))
@@ -84,17 +85,17 @@ class Parameter:
             raise InputError(argument, f"must name {requirement}, got {argument}={self.name!r}")
         return float(value)
 
-    def direction(self, model: Model, value: Number) -> Model:
+    def direction(self, model: AnyModel, value: Number) -> AnyModel:
         """Return d model / d value, for a number of the model."""
         unit = jnp.ones((), model.lam.dtype)
         return jax.jvp(lambda v: self.set(model, None, v)[0], (value * unit,), (unit,))[1]
 
-    def slope(self, sensitivities: Model, model: Model, value: Number) -> float:
+    def slope(self, sensitivities: AnyModel, model: AnyModel, value: Number) -> float:
         """Return the derivative in this number of what has the given derivatives in all numbers of the model."""
         terms = jax.tree.map(jnp.vdot, sensitivities, self.direction(model, value))
         return float(sum(jax.tree.leaves(terms)))
 
-    def check(self, model: Model, values: Float[np.ndarray, " A"], argument: str) -> None:
+    def check(self, model: AnyModel, values: Float[np.ndarray, " A"], argument: str) -> None:
         """Raise an `InputError` unless the model accepts both ends of the range of `values`."""
         if self.name == "alpha":
             require(values.min() > 0, argument, values, "positive for alpha")
@@ -124,7 +125,7 @@ class Axis:
         """The number."""
         return Parameter(self.name, self.put)
 
-    def checked(self, model: Model, order: str) -> Axis:
+    def checked(self, model: AnyModel, order: str) -> Axis:
         """Return the axis with its values as an array.
 
         Args:
@@ -150,8 +151,8 @@ ORDERS: dict[str, tuple[str, Callable[[Float[np.ndarray, " A"]], Any]]] = {
 
 
 def axes_of(
-    model: Model, axes: Sequence[Axis], numbers: Mapping[str, Any], order: str = "increasing"
-) -> tuple[Model, Any, list[Axis]]:
+    model: AnyModel, axes: Sequence[Axis], numbers: Mapping[str, Any], order: str = "increasing"
+) -> tuple[AnyModel, Any, list[Axis]]:
     """Return the model and the alpha of a caller, with the numbers that are fixed, and the axes in their order.
 
     Args:

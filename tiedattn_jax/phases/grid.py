@@ -19,6 +19,7 @@ from ..base import VERSION
 from ..base.arrays import GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
+from ..base.kinds import with_other_forms
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
@@ -38,6 +39,7 @@ _PATIENCE = 2  # factor of the Newton steps in the first cells and when a cell i
 _WARM_STEPS = 300  # least number of damped steps from a start that may be far
 
 
+@with_other_forms
 def phase_diagram(
     model: Model,
     *axes: Axis,

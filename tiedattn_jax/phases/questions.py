@@ -123,7 +123,7 @@ def dataset(
 
     dims, data = tuple(coordinates), dict[str, Any]()
     for name, (means, bars) in numbers.items():
-        axes = dims + ORDER_AXES.get(name, ())
+        axes = dims + ORDER_AXES.get(name, ())[: np.ndim(means) - len(dims)]  # those of a wide layer are scalars
         data |= {name: (axes, means), f"{name}_stderr": (axes, bars)}
     flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
     for name, values in labels.items():
@@ -241,9 +241,9 @@ def _run(cell: Any, question: str | None) -> dict[str, Column]:
     return {"branch": (cell.branch, None), **measured, **theory, **distances, **labels}
 
 
-def differences_of(table: Any, branch: str) -> dict[str, tuple[float, ...]]:
+def differences_of(table: Any, branch: str | None) -> dict[str, tuple[float, ...]]:
     """Return the rows of `Table.difference`."""
-    solved = [c for c in table.cells if c.branch == branch and c.theory_status <= Status.stalled]
+    solved = [c for c in table.cells if branch in (c.branch, None) and c.theory_status <= Status.stalled]
     differences = {}
     for name in vars(table.cells[0].simulation):
         columns = [[getattr(n, name) for n in (cell.simulation, cell.theory, cell.theory_stderr)] for cell in solved]
@@ -262,14 +262,15 @@ def _page_of_instances(table: Any) -> Description:
         critical, finished = sum(cell.status == Status.converged for cell in cells), sum(c.finished for c in cells)
         head = f"{branch}: {count} of {len(table.cells)} instances, {critical} at a critical point"
         has_theory = any(cell.point for cell in cells)
-        rows = _beside_theory(table.difference(branch)) if has_theory else _alone([c for c in cells if not c.reason])
+        rows = beside_theory(table.difference(branch)) if has_theory else _alone([c for c in cells if not c.reason])
         tables.append((f"{head} ({finished} finished by L-BFGS)", rows if len(rows) > 1 else []))
     gradient = max(cell.gradient_norm for cell in table.cells)
     status = f"{Status.name_of(table.status.max())}, largest gradient {gradient:.1e}"
     return Description(f"{len(table.cells)} instances", status, tables=tables)
 
 
-def _beside_theory(differences: dict[str, tuple[float, ...]]) -> list[Row]:
+def beside_theory(differences: dict[str, tuple[float, ...]]) -> list[Row]:
+    """Return the rows of a page that compares instances with their theory."""
     rows: list[Row] = [("", "simulation", "theory", "difference", "error bar", "in bars")]
     for name, (simulation, theory, gap, bar) in differences.items():
         if np.isfinite(simulation):
@@ -311,7 +312,8 @@ _EVENT = Question(
     ("theory.boundary_figure", FIGURES[1]),
 )
 # To add a question it is enough to add its line here: `sweep` answers it by its `call`.
-QUESTIONS = {
+# Rooms above this one add theirs.
+QUESTIONS: dict[str | None, Question] = {
     **dict.fromkeys(BRANCHES, _STATES),
     BEST: Question(
         "value",

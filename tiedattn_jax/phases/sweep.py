@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,16 +15,17 @@ from jaxtyping import Array, Float, Real
 from ..averages.recipes import SIZES, SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, as_flag, require, require_choice, require_kind
+from ..base.errors import InputError, as_flag, require, require_choice, require_kind, require_positive
+from ..base.kinds import with_other_forms
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, branch_of
-from ..model.parameters import Axis, axes_of
+from ..model.parameters import AnyModel, Axis, axes_of
 from ..theory.engine import run, run_one
 from ..theory.paths import Call, Failure, Path
-from ..theory.solve import check_alpha, default_path
+from ..theory.solve import default_path
 from ..theory.states import FixedPoint
 from .best import best_of, best_path, prepared_task
 from .events import ALPHA_L, EVENTS, event_of
@@ -36,6 +37,7 @@ from .trace import TRACE_SETTINGS, trace_path
 from .transitions import THRESHOLDS, transition_path
 
 
+@with_other_forms
 def sweep(
     model: Model | Sequence[Model | tuple[Model, Any]],
     question: str | None,
@@ -113,7 +115,7 @@ def sweep(
     ):
         if given and not belongs:
             raise InputError(name, f"must be left out but for {owner}")
-    grid = _Grid.of(model, axes, numbers, follow, with_alpha=kind_of(question).with_alpha)
+    grid = Grid.of(model, axes, numbers, follow, with_alpha=kind_of(question).with_alpha)
     report = reporter(progress, "settings")
     if follow and is_state:
         return _followed_branch(grid, question, nodes, settings, report)
@@ -136,42 +138,52 @@ def sweep(
     return _called(grid, str(question), nodes, options, report)
 
 
-class _Grid(NamedTuple):
+class Grid(NamedTuple):
     """All settings: the axes, and a model and an alpha (or None) for every cell, the last axis running fastest."""
 
     axes: list[Axis]
-    models: list[Model]
+    models: list[AnyModel]
     alphas: list[Any]
 
     @classmethod
-    def of(cls, model: Any, axes: Sequence[Axis], numbers: dict[str, Any], follow: bool, *, with_alpha: bool) -> _Grid:
+    def of(
+        cls,
+        model: Any,
+        axes: Sequence[Axis],
+        numbers: dict[str, Any],
+        follow: bool = False,
+        *,
+        with_alpha: bool,
+        kind: type = Model,
+    ) -> Grid:
         """Check what a caller gave, and build the settings of all cells.
 
         Args:
             follow: whether the settings are followed along their axis.
             with_alpha: whether the question is about given alphas.
+            kind: class of the models.
         """
         listed = isinstance(model, (list, tuple))
         require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
         pairs = [m if isinstance(m, tuple) and len(m) == 2 else (m, None) for m in (model if listed else [model])]
         kinds = "a list of models, such as [DotProduct(), DotProduct(sigma=0.4)]" if listed else "a Model or a list"
         for each, _ in pairs:
-            require_kind(each, "model", Model, kinds)
+            require_kind(each, "model", kind, kinds)
         check_top_level([each for each, _ in pairs])
         order = "increasing" if not follow else "any" if with_alpha else "monotonic"
         checked = [axes_of(each, axes, numbers, order) for each, _ in pairs]
         places = [Axis(MODELS, np.arange(len(pairs), dtype=float))] if listed else []
         axes = [*places, *checked[0][2]]
         require(len(axes) <= 2, "axes", [axis.name for axis in axes], "none, one or two")
-        cells: list[tuple[Model, Any]] = []
+        cells: list[tuple[AnyModel, Any]] = []
         for (_, own_alpha), (base, alpha, its_axes) in zip(pairs, checked, strict=True):
             for values in itertools.product(*(axis.values for axis in its_axes)):
-                setting: tuple[Model, Any] = base, own_alpha if alpha is None else alpha
+                setting: tuple[AnyModel, Any] = base, own_alpha if alpha is None else alpha
                 for axis, value in zip(its_axes, values, strict=True):
                     setting = axis.parameter.set(*setting, value)
                 cells.append(setting)
         models = [each for each, _ in cells]
-        _check_one_kind(models)
+        _check_one_kind(models, kind)
         for other in models[1:]:  # they are of one kind, so that only the first one is checked in full, later
             check_numbers(other)
         alpha = next((alpha for _, alpha in cells if (alpha is None) == with_alpha), False)
@@ -179,7 +191,7 @@ class _Grid(NamedTuple):
             raise InputError("alpha", "must be given for states and best values, as a number or as an axis")
         if alpha is not False:
             raise InputError("alpha", f"must be left out but for states and best values, got alpha={alpha}")
-        return cls(axes, models, [check_alpha(m, a) if with_alpha else None for m, a in cells])
+        return cls(axes, models, [require_positive(a, "alpha", m.lam.dtype) if with_alpha else None for m, a in cells])
 
     @property
     def labels(self) -> tuple[tuple[str, ...], tuple[Float[np.ndarray, " _"], ...]]:
@@ -204,12 +216,33 @@ class _Grid(NamedTuple):
         names = [", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, place, strict=True)) for place in values]
         return run(paths, names=names if self.axes else ["the only setting"], done=report, keep=True)
 
+    def call(self, fn: Callable[..., Any], progress: Report) -> tuple[Any, ...]:
+        """Return the cells of a function of the model and alpha of every setting, computed in the pool."""
 
-def _check_one_kind(models: Sequence[Model]) -> None:
+        def path(*setting: Any) -> Path:
+            return (yield Call(fn, setting))
+
+        paths = [path(*setting) for setting in zip(self.models, self.alphas, strict=True)]
+        return cells_of(self.run(paths, progress))
+
+    def table_of_event(self, event: str, cells: Sequence[Any]) -> Table:
+        """Return the table of an event, along one axis with its slopes."""
+        names, values = self.labels
+        if len(names) != 1:
+            return Table(event, names, values, tuple(cells))
+        (axis,), slopes = self.axes, np.full(len(cells), np.nan)
+        for k, (model, cell) in enumerate(zip(self.models, cells, strict=True)):
+            is_exact = not isinstance(cell, Missing) and not cell.reason and cell.sensitivities is not None
+            if is_exact and axis.name != MODELS and axis.put is None:
+                slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
+        return Table.of_event(event, axis.name, axis.values, cells, slopes)
+
+
+def _check_one_kind(models: Sequence[AnyModel], kind: type) -> None:
     """Check that all models are of one class, with arrays of the same shapes."""
     shapes = []
     for number, model in enumerate(models):
-        require_kind(model, "put", Model, "a function that returns a Model")
+        require_kind(model, "put", kind, "a function that returns a model")
         leaves, structure = jax.tree.flatten(model)
         shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
         if shapes[-1] != shapes[0]:
@@ -217,11 +250,12 @@ def _check_one_kind(models: Sequence[Model]) -> None:
             raise InputError("model", f"{text} from number 0: treat them apart")
 
 
-def _cells(results: Sequence[Any]) -> tuple[Any, ...]:
+def cells_of(results: Sequence[Any]) -> tuple[Any, ...]:
+    """Return results as the cells of a table; a `Failure` becomes `Missing`."""
     return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
 
 
-def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
+def _states(grid: Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
     """Solve the states of all cells."""
     rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
 
@@ -230,11 +264,11 @@ def _states(grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings
         return FixedPoint(model, alpha, states, branch)
 
     results = grid.run([path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)], progress)
-    return Table(branch, *grid.labels, _cells(results))
+    return Table(branch, *grid.labels, cells_of(results))
 
 
 def _followed_branch(
-    grid: _Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report
+    grid: Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report
 ) -> Table:
     """Follow a branch from the largest alpha down to where it ends."""
     model, branch = grid.models[0], branch_of(branch).name
@@ -255,31 +289,19 @@ def _followed_branch(
     return Table(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
 
 
-def _events(grid: _Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
+def _events(grid: Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
     """Find an event in every cell, without a guess."""
     if event in THRESHOLDS:
-
-        def threshold(model: Model) -> Path:
-            return (yield Call(THRESHOLDS[event], (model, nodes)))
-
-        cells = _cells(grid.run([threshold(model) for model in grid.models], progress))
+        cells = grid.call(lambda model, _: THRESHOLDS[event](model, nodes), progress)
     else:
         rule, tolerances = prepared(grid.models[0], nodes, settings)
         event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
-        cells = _cells(grid.run([transition_path(event, Family(m, rule, tolerances)) for m in grid.models], progress))
-    names, values = grid.labels
-    if len(names) != 1:
-        return Table(event, names, values, cells)
-    (axis,), slopes = grid.axes, np.full(len(cells), np.nan)
-    for k, (model, cell) in enumerate(zip(grid.models, cells, strict=True)):
-        is_exact = not isinstance(cell, Missing) and not cell.reason and cell.sensitivities is not None
-        if is_exact and axis.name != MODELS and axis.put is None:
-            slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
-    return Table.of_event(event, axis.name, axis.values, cells, slopes)
+        cells = cells_of(grid.run([transition_path(event, Family(m, rule, tolerances)) for m in grid.models], progress))
+    return grid.table_of_event(event, cells)
 
 
 def _best(
-    grid: _Grid,
+    grid: Grid,
     number: str,
     branch: str | None,
     nodes: AnyNodes,
@@ -297,17 +319,11 @@ def _best(
         result if isinstance(result, Failure) else best_of(each, result)
         for each, result in zip(tasks, results, strict=True)
     ]
-    return Table(f"{BEST}{number}", *grid.labels, _cells(cells))
+    return Table(f"{BEST}{number}", *grid.labels, cells_of(cells))
 
 
-def _called(grid: _Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Report) -> Table:
+def _called(grid: Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Report) -> Table:
     """Answer a question in every cell by its own function, see `Question.call`."""
     call = kind_of(question).call
     assert call is not None
-    with_options = partial(call, nodes=nodes, **options)
-
-    def path(*setting: Any) -> Path:
-        return (yield Call(with_options, setting))
-
-    paths = [path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)]
-    return Table(question, *grid.labels, _cells(grid.run(paths, progress)))
+    return Table(question, *grid.labels, grid.call(partial(call, nodes=nodes, **options), progress))

@@ -223,14 +223,17 @@ class Table(Result, Tabular):
             value, head = attrgetter(number)(cell), number.partition(".")[0]
             if isinstance(value, (Average, Quantity)):
                 return value.stderr
-            if number in ORDER_AXES:  # scalars of a state: its replicates as a batch of states have one each
+            if number in ORDER_AXES and isinstance(
+                cell, FixedPoint
+            ):  # scalars of a state: its replicates as a batch of states have one each
                 states, count = cell.replicates, cell.replicates.status.size
                 one_each = jax.tree.map(lambda a: a[:, None], states)
                 batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
                 return error_bar(jnp.where(states.has_state, getattr(batch, number), jnp.nan))
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
-        return cell.stderr if hasattr(cell.stderr, "dtype") else _reader(number)(cell.stderr)
+        bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
+        return bars if hasattr(bars, "dtype") else _reader(number)(bars)
 
     def _with_found(self) -> Iterator[tuple[Any, bool]]:
         return zip(self.cells, self.found.ravel().tolist(), strict=True)
@@ -285,16 +288,16 @@ class Table(Result, Tabular):
             raise InputError("table", f"must be one of best values along one axis, got question={self.question!r}")
         return jumps_of(self)
 
-    def difference(self, branch: str) -> dict[str, tuple[float, ...]]:
+    def difference(self, branch: str | None = None) -> dict[str, tuple[float, ...]]:
         """Return simulation, theory, their difference and its error bar for every quantity of instances, by name.
 
-        All are means over the instances that ended in this branch and for which the theory has a state there. The error
-        bar combines that of the mean difference over the instances with that of the theory.
+        All are means over the instances that ended in this branch, or in any, and for which the theory has a state
+        there. The error bar combines that of the mean difference over the instances with that of the theory.
 
         Raises:
             InputError: the table is not one of instances.
         """
-        if self.question != INSTANCES:
+        if not str(self.question).endswith(INSTANCES):
             raise InputError("table", f"must be one of instances, got question={self.question!r}")
         return differences_of(self, branch)
 
@@ -332,7 +335,7 @@ class Table(Result, Tabular):
         for index in np.ndindex(self.shape):
             row = {name: axis[k] for name, axis, k in zip(self.names, self.axes, index, strict=True)}
             for name, (values, bars) in self._columns.items():
-                if name in ORDER_AXES:
+                if values[index].ndim:
                     row |= entries_by_name(name, values[index])
                 else:
                     row |= {name: values[index].item()} | ({} if bars is None else {f"{name}_stderr": bars[index]})

@@ -166,6 +166,40 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
     return drawing
 
 
+# Fill colours of regions of wide layers: content is blue, position red, both together violet.
+_REGION_COLOURS = {
+    "no attention to content": "0.92",
+    "content": "#bcd5ea",
+    "position, no attention to content": "#f0cdbb",
+    "content and position": "#c9b8dc",
+}
+
+
+def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None) -> Any:
+    """Draw the regions of a table of states of a wide layer over two axes. Cells without a state are white.
+
+    Args:
+        table: `phases.table.Table` with the question "regions".
+        boundaries: further boundaries to draw if alpha is an axis: tables of events along the other axis.
+        ax: axes for the one panel "region", see `style.panels`.
+
+    Raises:
+        InputError: a boundary is in another parameter, or alpha is not an axis.
+    """
+    (x, y), (xlabel, ylabel), region = table.axes, table.names, table.values("region").T
+    for boundary in boundaries:
+        axes_names = {"alpha", boundary.parameter}
+        require({xlabel, ylabel} == axes_names, "boundaries", boundary.question, f"in axes {xlabel} and {ylabel}")
+    edges = cell_edges(x), cell_edges(y)
+    with panels(5.4, 4.2, xlabel=xlabel, ylabels={"region": ylabel}, ax=ax) as (drawing, ((axis,),)):
+        for name, colour in _REGION_COLOURS.items():
+            _mark(axis, *edges, region == name, name, {"facecolor": colour, "lw": 0})
+        for boundary in boundaries:
+            _boundary_line(axis, boundary, alpha_is_x=xlabel == "alpha")
+        axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    return drawing
+
+
 def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     """Plot training loss and test error of both branches along x, at some rows of the diagram (the content of Fig. 8).
 

@@ -51,6 +51,7 @@ SYMBOLS = {
     "omega": r"$\omega$",
     "sigma": r"$\sigma$",
     "lam": r"$\lambda$",
+    "tau": r"$\tau$",
     "q": r"$q$",
     "V": r"$V$",
     "theta": r"$\theta$",
@@ -63,10 +64,11 @@ SYMBOLS = {
 
 # Labels of axes: words and symbol.
 LABELS = {
-    "alpha": r"sample complexity $\alpha = n/d$",
+    "alpha": r"sample complexity $\alpha$",
     "omega": r"positional share of the target $\omega$",
     "sigma": r"standard deviation of the tokens $\sigma$",
     "lam": r"ridge strength $\lambda$",
+    "tau": r"strength of the trace norm $\tau$",
     "q": r"size of the student $q$",
     "V": r"response $V$",
     "theta": r"overlap with the teacher $\theta$",

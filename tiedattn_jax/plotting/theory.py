@@ -14,7 +14,7 @@ from ..base.arrays import AnyArray, Number
 from ..base.errors import require
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import scalar_parameters
-from ..phases.questions import BEST
+from ..phases.questions import BEST, LANDSCAPE
 from .style import (
     BESIDE,
     COLOURS,
@@ -266,8 +266,8 @@ def table_figure(table: Any, number: str = "", ax: Target = None, **look: Any) -
         ax: axes for the only panel, "number", see `style.panels`.
         look: options of the lines, see `style.panels`.
     """
-    names = [number] if number else list(PAIR)
-    ylabels = {"number": number or "population risk"}
+    names = [number] if number else list(PAIR) if table.question == LANDSCAPE else [table.kind.main]
+    ylabels = {"number": "population risk" if len(names) > 1 else names[0]}
     with panels(5.5, 3.8, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for name in names:
             colour = COLOURS.get(name, COLOURS.get(table.question, OTHER))
@@ -359,4 +359,40 @@ def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
                 "label": f"{zeros:.3g} of all are zero",
             }
             axis.axvline(0.0, ymax=zeros, gid="zeros", **style)
+    return drawing
+
+
+def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
+    """Plot what the states of a wide layer have learned along an axis: overlaps, the spectrum, and the errors.
+
+    Args:
+        table: `phases.table.Table` of states along one axis.
+        ax: axes for the panels "overlaps", "spectrum" and "errors", see `style.panels`.
+        look: options of the lines, see `style.panels`.
+    """
+    ylabels = {"overlaps": "overlaps over $\\rho$", "spectrum": "spectrum of $S$", "errors": "errors"}
+    rho = table.values(lambda cell: cell.model.teacher.rho)
+    drawn = {
+        "overlaps": {"q": ("$q$", OTHER, rho), "m": ("$m$", COLOURS["semantic"], rho)},
+        "spectrum": {
+            "share": ("share of the eigenvalues that are not zero", COLOURS["semantic"], 1.0),
+            "trace": ("mean eigenvalue", OTHER, 1.0),
+        },
+        "errors": {
+            "distance": ("distance to the teacher $/ \\rho$", COLOURS["semantic"], rho),
+            "gen_error": (ERROR, OTHER, 1.0),
+        },
+    }
+    if "position" in table.table()[0]:
+        drawn["overlaps"]["position"] = (
+            "shift of own scores by position $/ \\sqrt{\\rho}$",
+            COLOURS["positional"],
+            rho**0.5,
+        )
+    with panels(11, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
+        for axis, lines in zip(axes[0], drawn.values(), strict=True):
+            for name, (label, colour, unit) in lines.items():
+                line(axis, table.at, table.values(name) / unit, colour, label, bar=table.stderr(name) / unit)
+            scale(axis, table.at)
+            frame(axis)
     return drawing

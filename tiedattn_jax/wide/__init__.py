@@ -6,9 +6,10 @@ channel   averages over the scores: the proximal operator
 solve     the equations and their fixed points; the spectrum of the trained matrix
 optimum   the onset of content, thresholds, the optimal learner
 finite    sentences of finite dimension, training, message passing
+tables    sweeps and diagrams over numbers of the layer, runs beside the theory
 
-The public functions `solve`, `critical_alpha`, `threshold`, `bayes`, `sample_data`, `train` and `gamp` take a wide
-layer; their forms for it are registered here.
+The public functions `solve`, `critical_alpha`, `threshold`, `bayes`, `sweep`, `phase_diagram`, `sample_data`, `train`,
+`gamp`, `heldout_error` and `run_instances` take a wide layer; their forms for it are registered here.
 """
 
-from . import finite as finite, optimum as optimum, solve as solve
+from . import finite as finite, optimum as optimum, solve as solve, tables as tables

@@ -21,6 +21,7 @@ from ..averages.recipes import Sobol
 from ..base.arrays import ldl_solve, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete
+from ..base.nodewise import nodewise
 from .layer import WideLayer
 
 # A trapezoid rule on a lattice in a ball. The loss of softmax scores has poles at a distance pi / beta, which
@@ -52,17 +53,22 @@ class WideNodes(eqx.Module):
     weight: Float[Array, "R N"]
 
 
-def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
+def wide_nodes(layer: WideLayer, nodes: Any, *, whole: bool = False) -> WideNodes:
     """Return the nodes of a layer's averages.
 
     Args:
         nodes: a `Sobol` recipe; None for a lattice if the loss sees at most two directions and no encodings have a
             length of order one, else for 2^14 Sobol points.
             The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
+            `WideNodes` are returned as they are.
+        whole: whether to keep both of two opposite points of the lattice if the loss is even. Derivatives in numbers of
+            the layer need both.
     """
+    if isinstance(nodes, WideNodes):
+        return nodes
     n, tokens = layer.seen, 0 if layer.length is None else layer.tokens
     if nodes is None and 2 * n + tokens <= _MOST_FIELDS:
-        return _lattice(layer)
+        return _lattice(layer, layer.is_even and not whole)
     recipe = _SOBOL if nodes is None else nodes
     if not isinstance(recipe, Sobol):
         raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
@@ -71,8 +77,12 @@ def wide_nodes(layer: WideLayer, nodes: Any) -> WideNodes:
     return WideNodes(normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight)
 
 
-def _lattice(layer: WideLayer) -> WideNodes:
-    """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis."""
+def _lattice(layer: WideLayer, half: bool) -> WideNodes:
+    """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
+
+    Args:
+        half: whether to keep one point of every pair of opposite ones.
+    """
     n = layer.seen
     # The teacher's scores, times beta, are spread over sqrt(rho) along the longest direction.
     longest = float(np.sqrt(np.linalg.eigvalsh(np.einsum("iab,jab->ij", layer.basis, layer.basis)).max() / 2))
@@ -85,13 +95,13 @@ def _lattice(layer: WideLayer) -> WideNodes:
         axes = [step * (np.arange(-count, count + 1) + shift) for step, count in zip(steps, counts, strict=True)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
         grid = grid[:, (grid**2).sum(0) <= _RADIUS**2]
-        if layer.is_even:  # one point of every pair of opposite ones
+        if half:  # one point of every pair of opposite ones
             grid = grid[:, np.sign(grid).T @ 3.0 ** np.arange(2 * n)[::-1] >= 0]
         points.append(grid)
     size = max(grid.shape[1] for grid in points)
     padded = np.stack([np.pad(grid, ((0, 0), (0, size - grid.shape[1]))) for grid in points])
     weight = np.exp(-0.5 * (padded**2).sum(1)) * (np.arange(size) < np.array([[grid.shape[1]] for grid in points]))
-    if layer.is_even:
+    if half:
         weight *= np.where((padded != 0).any(1), 2, 1)
     weight /= weight.sum(1, keepdims=True)
     return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], padded[:, :0], weight)))
@@ -296,15 +306,11 @@ def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
 
 def at_nodes(fn: Any) -> Any:
     """Map a function of one node over the last axis of the fields."""
-
-    def mapped(layer: WideLayer, h: Array, y: Array, shift: Array) -> Array:
-        return jax.vmap(lambda *at: fn(layer, *at), -1, -1)(h, y, jnp.broadcast_to(shift, h.shape))
-
-    return mapped
+    return lambda layer, h, y, shift: nodewise(fn)(layer, h + shift, y)
 
 
-def _loss(layer: WideLayer, h: Array, y: Array, shift: Array) -> Array:
-    return layer.node_loss(h + shift, y)
+def _loss(layer: WideLayer, h: Array, y: Array) -> Array:
+    return layer.node_loss(h, y)
 
 
 _gradient = jax.grad(_loss, 1)

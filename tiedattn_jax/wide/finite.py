@@ -24,10 +24,11 @@ from ..base.errors import (
     require_kind,
     require_memory,
     require_positive,
+    shaped_array,
 )
 from ..base.kinds import form_of
 from ..base.report import Description, rows_of
-from ..base.results import Result, Status
+from ..base.results import Average, Result, Status
 from .channel import prox, response
 from .layer import WideLayer
 from .solve import WidePoint
@@ -39,6 +40,7 @@ _MOST_STEPS = 20_000
 _GROWTH, _SHRINK = 2.0, 0.95  # of the curvature of a proximal step that fails, and of one that succeeds
 _FRESH = 2**30 + 1  # what is folded into the key of fresh sentences
 _MEMORY = 4  # copies of the tokens that a step needs
+_BLOCK = 256  # number of fresh sentences in memory together
 
 
 class WideData(eqx.Module):
@@ -262,9 +264,6 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
 @precise
 def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
     n, _, d = data.x.shape
-    # `split` and `fold_in` of small numbers derive equal keys from a key; the tokens would be those of `sample_wide`.
-    x = jax.random.normal(jax.random.fold_in(key, _FRESH), data.x.shape, data.x.dtype)
-    test = jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
     values = jnp.linalg.eigvalsh(S)
     risk, trace = _empirical(layer, data, S), jnp.trace(S) / d
     return WideTraining(
@@ -274,7 +273,7 @@ def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Ar
         m=jnp.sum(S * data.teacher) / d,
         trace=trace,
         train_loss=risk * d**2 / n,
-        gen_error=jnp.mean(test),
+        gen_error=jnp.mean(_fresh_losses(layer, data, S, key, -(-n // _BLOCK))),
         energy=risk + layer.tau * trace,
         share=jnp.mean(jnp.where(values > 1e-6 * values[-1], 1.0, 0.0).astype(S.dtype)),
         largest=values[-1],
@@ -282,6 +281,61 @@ def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Ar
         iterations=count,
         status=jnp.where(jnp.all(jnp.isfinite(S)), status, Status.nonfinite),
     )
+
+
+def _fresh_losses(layer: WideLayer, data: WideData, S: Array, key: Array, blocks: int) -> Float[Array, " n"]:
+    """Return the losses of fresh sentences without noise, `_BLOCK` for each block."""
+    # `split` and `fold_in` of small numbers derive equal keys from a key; the tokens would be those of `sample_wide`.
+    key, shape = jax.random.fold_in(key, _FRESH), (_BLOCK, *data.encodings.shape)
+
+    def losses(k: Int[Array, ""]) -> Float[Array, " block"]:
+        x = jax.random.normal(jax.random.fold_in(key, k), shape, S.dtype)
+        return jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
+
+    return lax.map(losses, jnp.arange(blocks)).ravel()
+
+
+@form_of("heldout_error", WideLayer)
+def heldout_wide(
+    model: WideLayer, data: WideData, S: Array, key: Array | None = None, *, sentences: int = 50_000
+) -> Average:
+    """Estimate the test error of a matrix S; this is `heldout_error` for a `WideLayer`.
+
+    With a key, the sentences are fresh and their labels without noise. Without one, they are those of the data, which
+    training must not have used.
+
+    Args:
+        data: gives the teacher and the encodings; without a key also the sentences.
+        S: the matrix, (d, d).
+        sentences: number of fresh sentences, rounded up to a multiple of 256.
+
+    Raises:
+        InputError: S has another shape, or `sentences` is below two.
+    """
+    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    S = shaped_array("S", S, "d d", {"d": data.x.shape[-1]}, data.x.dtype)
+    require_count(sentences, "sentences", 2)
+    if key is not None:
+        require_key(key)
+        return _heldout(model, data, S, key, -(-int(sentences) // _BLOCK))
+    require(len(data.x) >= 2, "data", len(data.x), "two sentences or more for an error bar")
+    return _given(model, data, S)
+
+
+@program
+@precise
+def _heldout(layer: WideLayer, data: WideData, S: Array, key: Array, blocks: int) -> Average:
+    return _average(_fresh_losses(layer, data, S, key, blocks))
+
+
+@program
+@precise
+def _given(layer: WideLayer, data: WideData, S: Array) -> Average:
+    return _average(jax.vmap(layer.loss)(scores(data.x, S), data.scores))
+
+
+def _average(losses: Float[Array, " n"]) -> Average:
+    return Average(jnp.mean(losses), jnp.std(losses, ddof=1) / np.sqrt(losses.size))
 
 
 @form_of("gamp", WideLayer)

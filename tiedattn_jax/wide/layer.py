@@ -13,6 +13,7 @@ tau -> tau / sigma^2.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -25,11 +26,13 @@ from ..base.arrays import Number
 from ..base.errors import (
     InputError,
     as_array,
+    as_number,
     is_concrete,
     require,
     require_choice,
     require_count,
     require_not_negative,
+    require_number,
     require_positive,
 )
 from ..base.report import Description, Printed, entries
@@ -54,7 +57,6 @@ class WideLayer(Printed):
         is_long: whether there are linearly independent encodings whose length grows with d.
         basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
             where the w_i of random scores are independent and have the variance of S.
-        is_even: whether the loss stays the same if all scores change their sign; half of the nodes is then enough.
     """
 
     tau: Float[Array, ""]
@@ -65,7 +67,6 @@ class WideLayer(Printed):
     tokens: int = eqx.field(static=True)
     is_long: bool = eqx.field(static=True)
     _basis: tuple = eqx.field(static=True)
-    is_even: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class WideLayer(Printed):
             require_choice(encodings, "encodings", (LONG,))
         has_length = not (self.is_long or encodings is None)
         self.length = require_positive(encodings, "encodings", self.tau.dtype) if has_length else None
-        self._basis, self.is_even = (), False
-        self._basis, self.is_even = _probed(self)
+        self._basis = ()
+        self._basis = _basis_of(self)
         if encodings is not None and (tokens, self.seen) != (2, 2):
             text = "two tokens and a loss that does not see a common shift of all scores"
             raise InputError("encodings", f"need {text}, got {tokens} tokens and {self.seen} directions")
@@ -119,8 +120,28 @@ class WideLayer(Printed):
         return self.seen if self.is_long else int(self.length is not None)
 
     @property
+    def shift_basis(self) -> Float[Array, "k L L"]:
+        """Shifts of the scores for each of the free numbers of the encodings, up to what the loss does not see."""
+        if self.length is None:
+            return jnp.asarray(self.basis[: self.shifts], self.tau.dtype)
+        signs = jnp.array([1.0, -1.0], self.tau.dtype)
+        return self.length**2 * (signs[:, None] * signs)[None]
+
+    @property
     def basis(self) -> Float[np.ndarray, "n L L"]:
         return np.asarray(self._basis)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the loss stays the same if all scores change their sign; half of the nodes is then enough.
+
+        This is False for numbers that jax traces: a loss that is even can have odd derivatives in them.
+        """
+        if self.encodings is not None or not is_concrete(self):
+            return False
+        with jax.ensure_compile_time_eval():
+            losses, draws = _probe(self)
+            return bool(jnp.allclose(losses(draws), losses(-draws), rtol=1e-5, atol=0))
 
     @property
     def seen(self) -> int:
@@ -136,6 +157,18 @@ class WideLayer(Printed):
         """Return the coordinates of symmetric scores in the directions that the loss sees."""
         upper = np.triu_indices(self.tokens)
         return jnp.asarray(np.linalg.pinv(self.basis[:, *upper]).T, H.dtype) @ H[upper]
+
+    @property
+    def lam(self) -> Float[Array, ""]:
+        """Ridge of Q, 2 tau / sqrt(kappa)."""
+        return 2 * self.tau / jnp.sqrt(self.kappa)
+
+    def __check_init__(self) -> None:
+        require_positive(self.tau, "tau")
+        require_positive(self.kappa, "kappa")
+        require_not_negative(self.noise, "noise")
+        if self.length is not None:
+            require_positive(self.length, "encodings")
 
     def describe(self) -> Description:
         numbers = [(name, entries(value)) for name, value in vars(self).items() if isinstance(value, jax.Array)]
@@ -187,18 +220,20 @@ class WideDotProduct(WideLayer):
         require_count(tokens, "tokens", minimum=2)
         L = tokens
         self.beta = require_positive(beta, "beta")
-        self.omega = require_not_negative(omega, "omega")
-        if is_concrete(self.omega):
-            require(self.omega <= 1, "omega", omega, "in [0, 1]")
+        self.omega = as_number(omega, "omega", float)
         self.mixing = as_array(np.full((L, L), 1 / L) if mixing is None else mixing, "mixing", jnp.result_type(float))
         require(self.mixing.shape == (L, L), "mixing", self.mixing.shape, f"of shape ({L}, {L})")
-        if is_concrete(self.mixing):
-            is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
-            require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
         self.loss_name = require_choice(loss, "loss", LOSSES)
         self.target = require_choice(target, "target", TARGETS)
         law = Wishart(0.5) if teacher is None else teacher
         super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
+
+    def __check_init__(self) -> None:
+        require_positive(self.beta, "beta")
+        require_number(self.omega, "omega", "in [0, 1]", lambda v: (v >= 0) & (v <= 1))
+        if is_concrete(self.mixing):
+            is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
+            require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
 
     @property
     def is_hard(self) -> bool:
@@ -238,32 +273,42 @@ def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "
     return np.round(rows, digits)
 
 
-def _probed(layer: WideLayer) -> tuple[tuple, bool]:
-    """Return a basis, orthonormal in the metric of random scores, of the directions that the loss sees; and whether it
-    is even.
+def _probe(layer: WideLayer) -> tuple[Callable[[Array], Array], Array]:
+    """Return a function of pairs of scores (K, 2, pairs of tokens) to losses, and random scores of the teacher's size.
 
-    These are the directions of its gradients at random scores. Traced numbers are replaced: the directions are those
-    of the form of the loss.
+    Traced numbers are replaced, because the form of the loss matters only.
     """
-    L = layer.tokens
+    units, variance = _units(layer.tokens)
+    draws = np.random.default_rng(0).standard_normal((4 * len(units), 2, len(units))) * np.sqrt(variance)
+    known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
+
+    def of_scores(pair: Array) -> Array:
+        H, Y = jnp.tensordot(pair, jnp.asarray(units, pair.dtype), 1)
+        return known.loss(H, Y)
+
+    return jax.vmap(of_scores), jnp.asarray(draws * np.sqrt(float(known.teacher.rho)))
+
+
+def _units(L: int) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]:
+    """Return the unit symmetric matrices, one for every pair a <= b, and the variances of random scores."""
     rows, columns = np.triu_indices(L)
-    variance = np.where(rows == columns, 2.0, 1.0)
     units = np.zeros((len(rows), L, L))
     units[np.arange(len(rows)), rows, columns] = units[np.arange(len(rows)), columns, rows] = 1.0
-    draws = np.random.default_rng(0).standard_normal((4 * len(rows), 2, len(rows))) * np.sqrt(variance)
+    return units, np.where(rows == columns, 2.0, 1.0)
+
+
+def _basis_of(layer: WideLayer) -> tuple:
+    """Return a basis, orthonormal in the metric of random scores, of the directions that the loss sees.
+
+    These are the directions of its gradients at random scores.
+    """
+    units, variance = _units(layer.tokens)
     with jax.ensure_compile_time_eval():
-        known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
-
-        def of_scores(pair: Array) -> Array:
-            H, Y = jnp.tensordot(pair, jnp.asarray(units, pair.dtype), 1)
-            return known.loss(H, Y)
-
-        draws = draws * np.sqrt(float(known.teacher.rho))  # scores as large as the teacher's
-        values = jax.vmap(of_scores)(jnp.asarray(draws))
+        losses, draws = _probe(layer)
+        values = losses(draws)
         if values.shape != (len(draws),):
             raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
-        is_even = bool(jnp.allclose(values, jax.vmap(of_scores)(-jnp.asarray(draws)), rtol=1e-5, atol=0))
-        gradients = np.asarray(jax.vmap(jax.grad(of_scores))(jnp.asarray(draws))).reshape(-1, len(rows))
+        gradients = np.asarray(jax.grad(lambda draws: jnp.sum(losses(draws)))(draws)).reshape(-1, len(units))
     if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
     _, sizes, seen = np.linalg.svd(gradients, full_matrices=False)
@@ -274,4 +319,4 @@ def _probed(layer: WideLayer) -> tuple[tuple, bool]:
     values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
     C = vectors * np.sqrt(values_) @ vectors.T
     basis = np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
-    return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist()), is_even and layer.encodings is None
+    return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist())

@@ -186,7 +186,7 @@ def onset(model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket:
         if value is not None:
             raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
     require_smooth(model)
-    rule = wide_nodes(model, nodes)
+    rule = wide_nodes(model, nodes, whole=True)
     meaning = "from here on a wide layer attends to content"
 
     def alphas(layer: Any) -> Array:
@@ -230,7 +230,7 @@ def threshold_wide(model: WideLayer, name: str, *, nodes: Any = None) -> Quantit
         InputError: the name is another one, `nodes` are given, or the layer has noise, another teacher, hard attention,
             or, for "position", no encodings.
     """
-    name = require_choice(name, "name", (*_THRESHOLDS, "position"))
+    name = require_choice(name, "name", (*THRESHOLDS, "position"))
     if nodes is not None:
         raise InputError("nodes", f"must be left out for a wide layer, got nodes={nodes!r}")
     value, meaning = _position(model) if name == "position" else _recovery(model, name)
@@ -254,7 +254,7 @@ def _recovery(model: WideLayer, name: str) -> tuple[Callable[[Any], Array], str]
         raise InputError("target", "must be softmax for recovery, got target='hardmax'")
     if is_concrete(model.noise) and float(model.noise) > 0:
         raise InputError("noise", f"must be zero for recovery, got noise={float(model.noise)}")
-    value, meaning = _THRESHOLDS[name]
+    value, meaning = THRESHOLDS[name]
     return lambda layer: value(layer.teacher.kappa) / layer.seen, meaning
 
 
@@ -288,7 +288,7 @@ def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
     return k - k**2 / 2 + (1 - k) / 2 * cost(s)
 
 
-_THRESHOLDS = {
+THRESHOLDS = {
     "perfect_recovery": (_counting, "from here on the optimal learner knows the teacher"),
     "ridge_recovery": (_statistical_dimension, "from here on training finds the teacher for tau -> 0"),
 }

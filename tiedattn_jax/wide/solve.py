@@ -20,9 +20,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
-from ..base.arrays import Number, precise, solve
+from ..base.arrays import Number, either, precise, solve
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import InputError, require_kind, require_positive
+from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
@@ -174,8 +174,7 @@ class WideSpectrum(Printed):
 
 @program
 def _spectrum(point: WidePoint) -> WideSpectrum:
-    tau = point.model.tau
-    curve = convolution(point.model.teacher, point.M, point.N)
+    tau, curve = point.model.tau, convolution(point.model.teacher, point.M, point.N)
     Y = curve.nodes(curve.first_place(tau, point.model.kappa, jnp.any(point.replicates.binds)))
     return WideSpectrum((Y.y - tau) / point.Lam, Y.density * point.Lam, Y.weight, 1 - point.share, point.largest)
 
@@ -185,7 +184,7 @@ class _Setting(NamedTuple):
 
     Attributes:
         points: proximal points at the nodes, from which those nearby are searched.
-        binds: whether the rank is bounded by kappa d.
+        binds: whether the rank is bounded by kappa d; None if it cannot be.
         held: whether the offsets stay on the boundary of the cone, see `_cone`.
     """
 
@@ -193,13 +192,14 @@ class _Setting(NamedTuple):
     alpha: Float[Array, ""]
     nodes: WideNodes
     points: Float[Array, "n N"]
-    binds: Bool[Array, ""]
+    binds: Bool[Array, ""] | None
     held: Bool[Array, ""]
 
     @classmethod
-    def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes) -> _Setting:
+    def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, can_bind: bool = False) -> _Setting:
         """Return a setting without constraints."""
-        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), *jnp.zeros((2,), bool))
+        binds, held = jnp.asarray(False) if can_bind else None, jnp.asarray(False)
+        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), binds, held)
 
     def at(self, v: Float[Array, " k"]) -> tuple:
         """Return the arguments of `averages` and `two_starts`."""
@@ -298,10 +298,11 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         length, change = (jnp.max(jnp.abs(a) / _size(u, rho)) for a in (newton, r))
         is_good = (length < _LONGEST) & jnp.all(after[:3] > 0)
         ended = change <= tol
-        must_hold, must_bind = held | (_height(setting.layer, u[3:]) < 0), binds | (share > frozen.layer.kappa)
+        must_hold = held | (_height(setting.layer, u[3:]) < 0)
+        must_bind = None if binds is None else binds | (share > frozen.layer.kappa)
         lower = lax.cond(ended, lambda v: two_starts(*now._replace(points=points).at(v))[0], lambda v: points, v)
         goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
-        binds, held = jnp.where(ended, must_bind, binds), jnp.where(ended, must_hold, held)
+        binds, held = either(ended, (must_bind, must_hold), (binds, held))
         image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
         return jnp.where(is_good, after, image), lower, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
 
@@ -318,8 +319,7 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
 def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
     u, setting = primals
     change = derivative_along(lambda s: s.map(u)[0], (setting,), tangents[1:])
-    J, _ = jax.jacfwd(setting.map, has_aux=True)(u)
-    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - J, change)
+    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map, has_aux=True)(u)[0], change)
 
 
 def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
@@ -360,11 +360,11 @@ def without_content(layer: WideLayer, nodes: WideNodes) -> tuple[Array, Array]:
 
 
 @program
-def states(layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, start: Float[Array, " k"]) -> WideState:
-    """Return the states of all replicates. Each search starts from the state of the replicate before."""
+def states(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Float[Array, " k"], can_bind: bool) -> WideState:
+    """Return the states of all replicates, each search from the state before; if kappa cannot bind, compile less."""
 
     def one(start: Array, nodes: WideNodes) -> tuple[Array, WideState]:
-        state = _state(layer, alpha, nodes, start)
+        state = _state(_Setting.free(layer, alpha, nodes, can_bind), start)
         v = lax.stop_gradient(jnp.concatenate([jnp.stack([state.q, state.m, state.V]), state.offset]))
         return jnp.where(state.q > 0, v, start), state
 
@@ -372,12 +372,11 @@ def states(layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, start: F
 
 
 @precise
-def _state(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Array) -> WideState:
-    free = _Setting.free(layer, alpha, nodes)
+def _state(free: _Setting, start: Array) -> WideState:
     zero, empty = _without_content(free)
     _, M, N = empty.conjugates(empty.channel(zero)[0])
-    has_content = lax.stop_gradient(convolution(layer.teacher, M, N).top > layer.tau)
-    none = zero, empty, jnp.zeros_like(alpha)
+    has_content = lax.stop_gradient(convolution(free.layer.teacher, M, N).top > free.layer.tau)
+    none = zero, empty, jnp.zeros_like(free.alpha)
     return _report(*lax.cond(has_content, lambda: _search(free, start), lambda: none))
 
 
@@ -388,7 +387,7 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
     jumps = lax.stop_gradient(two_starts(*setting._replace(points=points).at(v))[1])
     Lam, M, N = setting.conjugates(A)
     q, m, V, offset = v[0], v[1], v[2], v[3:]
-    curve = convolution(law, M, N)
+    curve, binds = convolution(law, M, N), jnp.asarray(False) if setting.binds is None else setting.binds
     place = curve.place(layer.tau)
     P = prior(curve, layer.tau, curve.first_place(layer.tau, layer.kappa, setting.binds))
     trace = jnp.where(q > 0, P.trace / Lam, 0.0)
@@ -408,10 +407,10 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]
         distance=law.rho - 2 * m + q,
         share=jnp.where(q > 0, P.share, 0.0),
         largest=jnp.where(q > 0, (curve.top - layer.tau) / Lam, 0.0),
-        replicon=jnp.where(setting.binds, jnp.inf, replicon),
+        replicon=jnp.where(binds, jnp.inf, replicon),
         margin=A.margin,
         jumps=jumps,
-        binds=setting.binds,
+        binds=binds,
         residual=residual,
         status=status,
     )
@@ -457,4 +456,5 @@ def solve_wide(
         if offset.shape != (model.shifts,):
             raise InputError("start", f"must have {model.shifts} offsets like the layer, got {offset.shape[0]}")
     first = jnp.concatenate([orders, offset.astype(alpha.dtype)])
-    return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first)))
+    can_bind = not is_concrete(model.kappa) or float(model.kappa) < 1
+    return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first), can_bind))

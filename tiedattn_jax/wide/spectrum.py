@@ -101,6 +101,9 @@ class Wishart(SpectrumLaw):
     def __init__(self, kappa: Number):
         self.kappa = require_positive(kappa, "kappa", jnp.result_type(float))
 
+    def __check_init__(self) -> None:
+        require_positive(self.kappa, "kappa")
+
     @property
     def trace(self) -> Float[Array, ""]:
         return jnp.sqrt(self.kappa)
@@ -332,9 +335,11 @@ class Convolution(NamedTuple):
         u = bisected_root(lambda u: excess(u, *frozen), self.low[0], self.high[-1])
         return with_root(excess, u, share, self, slope=slope)
 
-    def first_place(self, tau: Float[Array, ""], kappa: Float[Array, ""], binds: Bool[Array, ""]) -> Float[Array, ""]:
+    def first_place(self, tau: Array, kappa: Array, binds: Bool[Array, ""] | None) -> Float[Array, ""]:
         """Return the place u from which on eigenvalues count: that of tau, or a higher one if kappa bounds the rank."""
         start = self.place(tau)
+        if binds is None:
+            return start
         return lax.cond(binds, lambda: jnp.maximum(start, self.quantile(jnp.minimum(kappa, 1.0))), lambda: start)
 
 
@@ -400,15 +405,11 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
         return jnp.maximum(s - (1 / at.F - N_) * at.F**2 / at.A, _SHRINK * s)
 
     s = lax.fori_loop(0, _NEWTON, step, jnp.full_like(u_, N_))
-    return with_root(
-        lambda s, law, u, M, N: N * law.resolvent(u, s, M).F - 1,
-        s,
-        law,
-        u,
-        M,
-        N,
-        slope=lambda s, law, u, M, N: -N * law.resolvent(u, s, M).A,
-    )
+
+    def excess(s: Array, law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
+        return N * law.resolvent(u, s, M).F - 1
+
+    return with_root(excess, s, law, u, M, N, slope=lambda s, law, u, M, N: -N * law.resolvent(u, s, M).A)
 
 
 class Prior(NamedTuple):
