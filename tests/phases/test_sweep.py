@@ -22,7 +22,7 @@ from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.locate import SEARCH, Family, Guess, Zero
 from tiedattn_jax.phases.questions import QUESTIONS, Question
 from tiedattn_jax.phases.table import Missing, Table
-from tiedattn_jax.plotting.style import LABELS
+from tiedattn_jax.plotting.style import SYMBOLS
 from tiedattn_jax.theory.quantities import Quantity
 
 sweep_module = importlib.import_module("tiedattn_jax.phases.sweep")  # `sweep` itself is the function
@@ -324,7 +324,7 @@ def test_every_event_can_be_asked_for(model, lines, monkeypatch):
 def test_curves_are_drawn_along_what_changes():
     points = tuple(made.fixed_point() for _ in range(2))
     axes = Table("semantic", ("sigma",), (np.array([0.4, 0.5]),), points).plot().axes
-    assert {axis.get_xlabel() for axis in axes} == {LABELS["sigma"]}
+    assert {axis.get_xlabel() for axis in axes} == {SYMBOLS["sigma"]}  # the panels are too narrow for words
     for axis in axes:
         np.testing.assert_array_equal(axis.get_lines()[0].get_xdata(), [0.4, 0.5])
 
