@@ -991,7 +991,12 @@ def test_a_picture_is_drawn_on_axes_of_the_callers(name):
             plot(make(), ax=ax)
 
 
-NO_LINES = "Table of landscapes", "PhaseDiagram", "Table over two axes or with the name of a number"
+NO_LINES = (
+    "Table of landscapes",
+    "Table of regions",
+    "PhaseDiagram",
+    "Table over two axes or with the name of a number",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name not in NO_LINES])

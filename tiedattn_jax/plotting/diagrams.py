@@ -175,14 +175,13 @@ _REGION_COLOURS = {
 }
 
 
-def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None, **look: Any) -> Any:
+def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None) -> Any:
     """Draw the regions of a table of states of a wide layer over two axes. Cells without a state are white.
 
     Args:
         table: `phases.table.Table` with the question "regions".
         boundaries: further boundaries to draw if alpha is an axis: tables of events along the other axis.
         ax: axes for the one panel "region", see `style.panels`.
-        look: options of the lines, see `style.panels`.
 
     Raises:
         InputError: a boundary is in another parameter, or alpha is not an axis.
@@ -192,7 +191,7 @@ def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None,
         axes_names = {"alpha", boundary.parameter}
         require({xlabel, ylabel} == axes_names, "boundaries", boundary.question, f"in axes {xlabel} and {ylabel}")
     edges = cell_edges(x), cell_edges(y)
-    with panels(5.4, 4.2, xlabel=xlabel, ylabels={"region": ylabel}, ax=ax, look=look) as (drawing, ((axis,),)):
+    with panels(5.4, 4.2, xlabel=xlabel, ylabels={"region": ylabel}, ax=ax) as (drawing, ((axis,),)):
         for name, colour in _REGION_COLOURS.items():
             _mark(axis, *edges, region == name, name, {"facecolor": colour, "lw": 0})
         for boundary in boundaries:
