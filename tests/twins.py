@@ -174,7 +174,8 @@ _EIGENVALUES = [0.0, 0.3, 1.0, 2.5]
 
 def _wide(c: float, eigenvalues: Any = _EIGENVALUES) -> Twin:
     options = {"beta": 1 / c, "tau": 0.05 / c, "teacher": c * np.array(eigenvalues)}
-    return Twin(lambda **more: ta.WideDotProduct(**options, **more), Unit(fields=c))
+    split = len(eigenvalues) > len(_EIGENVALUES)
+    return Twin(lambda **more: ta.WideDotProduct(**options, **more), Unit(fields=c), recompiled=split)
 
 
 WIDE = {"": _wide(1.0), "small": _wide(2.0**-13), "large": _wide(2.0**13), "split atoms": _wide(1.0, _EIGENVALUES * 2)}

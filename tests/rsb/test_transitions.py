@@ -43,7 +43,7 @@ def _point(state, alpha=1.2, branch="semantic", rs=None, model=None) -> ta.resul
 def _replace_solves(monkeypatch, point, rs):
     """Let `transition_1rsb` take the points of a function of (model, alpha, branch), and the RS states of another."""
     monkeypatch.setattr(rsb_transitions, "solve_1rsb", lambda model, alpha, branch, **_: point(model, alpha, branch))
-    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda request: rs(request.alpha, request.branch))
+    monkeypatch.setattr(rsb_transitions, "solve_checked", lambda request, _: rs(request.alpha, request.branch))
 
 
 def test_a_state_without_breaking_says_that_rs_is_exact():
@@ -173,7 +173,7 @@ def _baseline(monkeypatch, early, late):
         slopes = beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha
         return made.finished_path(Zero(jnp.asarray(root + beside), (), *slopes))
 
-    def crossing(model, transition):
+    def crossing(model, transition, **_):
         unnamed = ta.results.FixedPoint(rs.model, rs.alpha, rs.replicates, None)
         return made.transition(alpha=root, event="alpha_l", branches=(unnamed,))
 
@@ -237,8 +237,8 @@ def test_estimated_shift(model, transition):
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input(model, monkeypatch):
     absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
-    monkeypatch.setattr(rsb_transitions, "critical_alpha", lambda model: pytest.fail("searched"))
-    monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args: absent)
+    monkeypatch.setattr(rsb_transitions, "critical_alpha", lambda model, **_: pytest.fail("searched"))
+    monkeypatch.setattr(rsb_transitions, "linear_crossing", lambda *args, **_: absent)
     calls = [((model, "semantic end", made.transition()),
               "^event must be one of alpha_c, alpha_l, got event='semantic end'")]  # fmt: skip
     for event in ("alpha_c", "alpha_l"):
