@@ -166,7 +166,7 @@ def test_the_optimal_learner_and_thresholds():
     table = ta.sweep(layer(), "bayes", alpha=[0.05, 0.1], noise=[0.0, 0.1])
     np.testing.assert_array_equal(table.values()[1, 1], ta.bayes(layer(noise=0.1), 0.1).distance)
     assert table.values("q")[0, 0] + table.values()[0, 0] == pytest.approx(1.5) and not table.stderr().any()
-    models = [layer(), (layer(teacher=ta.Wishart(0.1), beta=2.0), None)]
+    models = [(layer(), None), layer(teacher=ta.Wishart(0.1), beta=2.0)]
     recovery = ta.sweep(models, "ridge_recovery")
     np.testing.assert_allclose(recovery.alpha, [0.2110875, 0.078786], rtol=1e-5)
     through = ta.sweep(layer(), "perfect_recovery", **{"teacher.kappa": [0.1, 0.5]})
