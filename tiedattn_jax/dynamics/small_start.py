@@ -46,7 +46,7 @@ from ..theory.solve import check_alpha
 DIRECTIONS = "encodings", "teacher"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
 _ALPHA_RANGE = 1e-3, 1e4  # range in which thresholds are searched
-_STRETCHES = 1.0, 3.0, 10.0, 100.0  # factors of the nodes; on all of them the largest eigenvalue of T is searched for
+_STRETCHES = 3.0, 10.0, 100.0  # factors of the nodes, on which the largest eigenvalue of T is searched for, too
 # T counts as bounded if its largest eigenvalue grows at most by this ratio from far to very far fields, which are
 # standard normals times these factors.
 _FAR_FACTORS = 1e2, 1e4
@@ -272,26 +272,28 @@ def _sentences(model: Model, replicate: Replicate) -> _Sentences:
     """
     t = model.shape[2]
 
-    def at_block(block: Any) -> tuple[Array, Array, Array, Array, Array]:
+    def at_block(block: Any) -> tuple[Array, ...]:
         _, normals, weight = replicate.quadrature(block)
 
         def label_fields(stretch: float) -> Array:
             return jnp.moveaxis(teacher_fields(model, stretch * normals), 2, 0)
 
-        tops = [_top_eigenvalues(*lax.stop_gradient((model, label_fields(stretch)))) for stretch in _STRETCHES]
-        stretch_of_largest = jnp.argmax(jnp.stack([jnp.max(top) for top in tops]))
-        largest_of_each = [label_fields(s)[jnp.argmax(top)] for s, top in zip(_STRETCHES, tops, strict=True)]
-        fields = lax.stop_gradient(jnp.stack(largest_of_each)[stretch_of_largest])
-        T = _T(model, label_fields(1.0))
-        return T, jnp.moveaxis(normals[:, :t], 2, 0), weight, fields, jnp.max(jnp.stack(tops))
+        # One batch of eigenvalues: two batched LAPACK calls of one program can wait for each other for ever.
+        own, far = label_fields(1.0), lax.stop_gradient(jnp.concatenate([label_fields(s) for s in _STRETCHES]))
+        T = _T(model, own)
+        eigenvalues = jnp.linalg.eigvalsh(jnp.concatenate([T, _T(lax.stop_gradient(model), far)]))
+        tops = lax.stop_gradient(eigenvalues[:, -1])
+        fields = lax.stop_gradient(jnp.concatenate([own, far]))[jnp.argmax(tops)]
+        eigenvalues = eigenvalues[: len(T)]
+        return T, eigenvalues, jnp.moveaxis(normals[:, :t], 2, 0), weight, fields, jnp.max(tops)
 
-    T, normals, weight, fields, tops = lax.map(at_block, replicate.blocks())
-    T, normals = (a.reshape(-1, *a.shape[2:]) for a in (T, normals))
+    T, eigenvalues, normals, weight, fields, tops = lax.map(at_block, replicate.blocks())
+    T, eigenvalues, normals = (a.reshape(-1, *a.shape[2:]) for a in (T, eigenvalues, normals))
     # Where T is largest its derivative in the fields is zero, so the fields count as constants.
     top = _top_eigenvalues(model, fields[jnp.argmax(tops)][None])[0]
     # Slightly below 1 / top, where G would be infinite.
     end = (1 - 100 * jnp.finfo(top.dtype).eps) / jnp.maximum(top, jnp.finfo(top.dtype).tiny)
-    return _Sentences(T, jnp.linalg.eigvalsh(T), normals, weight.ravel(), end)
+    return _Sentences(T, eigenvalues, normals, weight.ravel(), end)
 
 
 def _g(data: _Sentences, V: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
