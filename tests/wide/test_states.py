@@ -353,7 +353,7 @@ def test_two_starts_find_the_lowest_proximal_points(V):
 
     search = jax.jit(lambda start: channel.prox(model, w, y, V, shift, jnp.broadcast_to(start[:, None], w.shape)))
     first = channel.prox(model, w, y, V, shift)
-    lowest, weight = channel.two_starts(model, nodes, q, m, V, jnp.zeros(0), first)
+    lowest, weight = channel.second_start(model, nodes, q, m, V, jnp.zeros(0), first)
     others = [energy(search(jnp.array([a, b]))) for a in (-4.0, 0.0, 4.0) for b in (-4.0, 0.0, 4.0)]
     np.testing.assert_allclose(energy(lowest), np.min([energy(first), *others], 0), atol=1e-9)
     missed = np.mean(energy(first) > energy(lowest) + 1e-6)

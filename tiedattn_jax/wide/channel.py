@@ -35,7 +35,7 @@ _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
 _PROX_TOL = 1e-12  # a step of this length, in units of the scores, is the last; in single precision 20 eps
-_SAME = 1e-6  # relative difference of the energies of two proximal points below which none is lower
+_SAME = 1e-6  # relative difference of the energies of two proximal points below which none is lower; 1e3 eps if larger
 _APART = 1e-3  # distance of two proximal points, in units of the scores, above which they differ
 _ROUNDING = 1e-6  # a step below this length is taken even if rounding errors raise the energy; 1e3 eps if larger
 
@@ -221,30 +221,26 @@ def response(layer: WideLayer, h: Array, y: Array, V: Array, shift: Array) -> Re
     return Response(-at_nodes(_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n))))
 
 
-def two_starts(
+def second_start(
     layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, t: Float[Array, " k"], points: Array
 ) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
-    """Return the lowest of given proximal points and those found from two starts, and the weight where they differ.
+    """Return proximal points, or those that are found from zero where they are lower, and the weight where both differ.
 
-    The loss of softmax rows is flat far from zero. A search from the student's fields, the first start, then ends
-    nearby although another point may be lower; a search from zero finds it. Of 150,000 nodes with V beta^2 up to 200,
-    the two starts together miss the lowest point at two, the first one at 97.
+    The loss of softmax rows is flat far from zero. A search from the student's fields then ends nearby although another
+    point may be lower; a search from zero finds it. Of 150,000 nodes with V beta^2 up to 200, the two starts together
+    miss the lowest point at two, the first one at 97.
     """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    shift = jnp.broadcast_to(_shift(directions(layer, nodes), t), w.shape)
+    shift = _shift(directions(layer, nodes), t)
 
     def energy(h: Array) -> Array:
         return V * at_nodes(_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
-    starts = jnp.concatenate([w, jnp.zeros_like(w)], -1)
-    w_, y_, shift_ = (jnp.concatenate([a, a], -1) for a in (w, y, shift))
-    both = prox(layer, w_, y_, V, shift_, starts)
-    lowest, differ = points, jnp.zeros(w.shape[1], bool)
-    for other in jnp.split(both, 2, -1):
-        value = energy(lowest)
-        differ |= jnp.max(jnp.abs(other - points), 0) > _APART * (jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho))
-        lowest = jnp.where(energy(other) < value - _SAME * jnp.abs(value), other, lowest)
-    return lowest, jnp.sum(nodes.weight * differ)
+    other, value = prox(layer, w, y, V, shift, jnp.zeros_like(w)), energy(points)
+    unit = jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho)
+    differ = jnp.max(jnp.abs(other - points), 0) > _APART * unit
+    is_lower = differ & (energy(other) < value - max(_SAME, 1e3 * float(jnp.finfo(w.dtype).eps)) * jnp.abs(value))
+    return jnp.where(is_lower, other, points), jnp.sum(nodes.weight * differ)
 
 
 def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N"]:

@@ -26,7 +26,7 @@ from ..base.errors import InputError, is_concrete, require_kind, require_positiv
 from ..base.kinds import form_of
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
-from .channel import Averages, WideNodes, averages, fields, test_error, two_starts, wide_nodes
+from .channel import Averages, WideNodes, averages, fields, second_start, test_error, wide_nodes
 from .layer import WideLayer, require_smooth
 from .spectrum import convolution, prior, stability
 
@@ -201,8 +201,7 @@ class _Setting(NamedTuple):
         binds, held = jnp.asarray(False) if can_bind else None, jnp.asarray(False)
         return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), binds, held)
 
-    def at(self, v: Float[Array, " k"]) -> tuple:
-        """Return the arguments of `averages` and `two_starts`."""
+    def at(self, v: Float[Array, " k"]) -> tuple:  # the arguments of `averages` and `second_start`
         return self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points
 
     def channel(self, v: Float[Array, " k"]) -> tuple[Averages, Float[Array, "n N"]]:
@@ -277,19 +276,18 @@ def _size(u: Float[Array, " k"], rho: Float[Array, ""]) -> Float[Array, " k"]:
     return jnp.abs(u) + jnp.where(jnp.arange(len(u)) < 3, 0.0, jnp.sqrt(rho))
 
 
-def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Setting, Float[Array, ""]]:
-    """Return the orders v at a root of ``map(u) = u``, the setting there, and the relative change in the last step.
+def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Array, _Setting, Array, Array]:
+    """Return the orders v at a root of ``map(u) = u``, the setting there, the last relative change, and `jumps`.
 
     The unknowns are the conjugates: near the onset of content they hardly move, while q changes by orders of magnitude.
     The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. If the root
-    violates a constraint, the constraint is imposed, and the search goes on; it also does if proximal points from
-    another start are lower.
+    violates a constraint, the constraint is imposed. If proximal points from zero are lower, the search goes on there.
     """
     frozen = lax.stop_gradient(setting)
     rho, tol = frozen.layer.teacher.rho + frozen.layer.noise, _tolerance(start)
 
     def body(state: tuple) -> tuple:
-        u, points, binds, held, _, count = state
+        u, points, binds, held, jumps, _, count = state
         now = frozen._replace(points=points, binds=binds, held=held)
         J, (image, v, share, points) = jax.jacfwd(now.map, has_aux=True)(u)
         r = image - u
@@ -300,19 +298,22 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Float[Array, 
         ended = change <= tol
         must_hold = held | (_height(setting.layer, u[3:]) < 0)
         must_bind = None if binds is None else binds | (share > frozen.layer.kappa)
-        lower = lax.cond(ended, lambda v: two_starts(*now._replace(points=points).at(v))[0], lambda v: points, v)
+        at = now._replace(points=points).at(v)
+        lower, weight = lax.cond(ended, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
         goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
         binds, held = either(ended, (must_bind, must_hold), (binds, held))
         image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
-        return jnp.where(is_good, after, image), lower, binds, held, jnp.where(goes_on, jnp.inf, change), count + 1
+        length, jumps = jnp.where(goes_on, jnp.inf, change), jnp.maximum(jumps, weight)
+        return jnp.where(is_good, after, image), lower, binds, held, jumps, length, count + 1
 
     v = lax.stop_gradient(start)
     w, _ = fields(frozen.nodes, v[0], v[1], rho)
     u, points = frozen._replace(points=w).hats(v)
-    first = (u, points, setting.binds, setting.held, jnp.asarray(jnp.inf, start.dtype), 0)
-    u, points, binds, held, length, _ = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
+    first = (u, points, setting.binds, setting.held, 0 * v[0], jnp.asarray(jnp.inf, start.dtype), 0)
+    *found, length, _ = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
+    u, points, binds, held, jumps = found
     setting = setting._replace(points=points, binds=binds, held=held)
-    return setting.orders(_attach_root(u, setting))[0], setting, length
+    return setting.orders(_attach_root(u, setting))[0], setting, length, jumps
 
 
 @with_tangent
@@ -376,15 +377,14 @@ def _state(free: _Setting, start: Array) -> WideState:
     zero, empty = _without_content(free)
     _, M, N = empty.conjugates(empty.channel(zero)[0])
     has_content = lax.stop_gradient(convolution(free.layer.teacher, M, N).top > free.layer.tau)
-    none = zero, empty, jnp.zeros_like(free.alpha)
+    none = zero, empty, jnp.zeros_like(free.alpha), jnp.zeros_like(free.alpha)
     return _report(*lax.cond(has_content, lambda: _search(free, start), lambda: none))
 
 
-def _report(v: Float[Array, " k"], setting: _Setting, residual: Float[Array, ""]) -> WideState:
+def _report(v: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Array) -> WideState:
     """Return the state at the unknowns v; q = 0 is the layer without content."""
     layer, law = setting.layer, setting.layer.teacher
-    A, points = setting.channel(v)
-    jumps = lax.stop_gradient(two_starts(*setting._replace(points=points).at(v))[1])
+    A, _ = setting.channel(v)
     Lam, M, N = setting.conjugates(A)
     q, m, V, offset = v[0], v[1], v[2], v[3:]
     curve, binds = convolution(law, M, N), jnp.asarray(False) if setting.binds is None else setting.binds
