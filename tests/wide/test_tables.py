@@ -1,5 +1,6 @@
 """Sweeps and diagrams of wide layers: every cell is the answer for its setting, and its region what it has learned."""
 
+from dataclasses import replace
 from types import SimpleNamespace as Namespace
 
 import jax
@@ -128,6 +129,8 @@ def test_instances_beside_the_theory_of_their_eigenvalues(instances):
     assert "converged" in str(instances) and "theory" in str(instances)
     assert instances.ok.all() and (instances.values("iterations") > 10).all()
     assert np.ptp(instances.values("q")) > 0  # every key draws its own sentences
+    alike = replace(instances, axes=(np.arange(2.0),), cells=instances.cells[:1] * 2).difference()
+    assert np.isnan(alike["q"][-1]) and alike["q"][0] == instances.values("q")[0]  # two equal runs have no error bar
 
 
 def test_instances_without_theory():

@@ -249,7 +249,8 @@ def differences_of(table: Any, branch: str | None) -> dict[str, tuple[float, ...
         columns = [[getattr(n, name) for n in (cell.simulation, cell.theory, cell.theory_stderr)] for cell in solved]
         values = np.reshape(np.array(columns, float), (-1, 3)).T
         values = values[:, np.isfinite(values[0])]
-        scatter = error_bar(values[0] - values[1]) if values.shape[1] > 1 else np.nan
+        # Counts, such as the share of zeros, can be equal in all instances; their error is then not known.
+        scatter = (float(error_bar(values[0] - values[1])) or np.nan) if values.shape[1] > 1 else np.nan
         simulation, theory, bar = np.mean(values, 1) if values.size else [np.nan] * 3  # all share the nodes
         differences[name] = tuple(map(float, (simulation, theory, simulation - theory, np.hypot(scatter, bar))))
     return differences
