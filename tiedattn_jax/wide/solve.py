@@ -310,8 +310,8 @@ def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Array, _Setti
     w, _ = fields(frozen.nodes, v[0], v[1], rho)
     u, points = frozen._replace(points=w).hats(v)
     first = (u, points, setting.binds, setting.held, 0 * v[0], jnp.asarray(jnp.inf, start.dtype), 0)
-    *found, length, _ = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
-    u, points, binds, held, jumps = found
+    found = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
+    u, points, binds, held, jumps, length, _ = found
     setting = setting._replace(points=points, binds=binds, held=held)
     return setting.orders(_attach_root(u, setting))[0], setting, length, jumps
 
