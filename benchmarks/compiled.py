@@ -86,7 +86,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Record:
-    """What a compiler decided about a program.
+    """Decisions of a compiler about one program.
 
     Attributes:
         program, device, dtype: what was compiled, for which device, and in which precision.
@@ -301,8 +301,8 @@ def _lanes(number: str) -> Callable[[], Traceable]:
     return make
 
 
-def _slopes_of_alpha_c() -> Traceable:
-    """Return the derivatives of the difference of losses in one replicate, from which sensitivities are made."""
+def _slopes() -> Traceable:
+    """Return the derivatives of a number of a state in one replicate, as sensitivities of an event are made of."""
     model = ta.DotProduct()
     equations = Equations(model, jnp.asarray(2.0), ta.Lines(9).rule(model).replicate(0), jnp.ones(2))
 
@@ -344,7 +344,7 @@ PROGRAMS: dict[str, Callable[[], Traceable]] = {
     "solve, batch of 8": lambda: (jax.vmap(_theta), (jnp.full(8, 0.5), jnp.full(8, 2.0))),
     "evaluation of 256 lanes": _lanes("answer"),
     "states of 256 lanes": _lanes("state"),
-    "slopes of alpha_c": _slopes_of_alpha_c,
+    "slopes of an event": _slopes,
     "gamp": _on_data(ta.gamp),
     "train": _on_data(ta.train),
     "bayes": _of_setting(ta.bayes),

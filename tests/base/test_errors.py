@@ -22,7 +22,7 @@ def sizes_after(shape, axes, sizes):
     return sizes
 
 
-# What a check returns if it takes its argument.
+# A check that takes its argument returns this.
 TAKEN = [
     (lambda: errors.require_positive(1e-300, "x"), 1e-300),
     (lambda: errors.require_not_negative(0, "x"), 0.0),

@@ -177,7 +177,7 @@ def test_options_of_lines_are_passed_on():
 
 
 def test_dark_ground():
-    """What is black on light ground is white on dark."""
+    """A line that is black on light ground is white on dark ground."""
     with style.context("dark_background"):
         errors = branch_figure(curve("semantic"), alpha_c=Namespace(ok=True, alpha=1.5)).axes[2]
         (axis,) = boundary_figure(BOUNDARY).axes
@@ -685,7 +685,10 @@ def test_message_passing():
 
 
 def drawn_instances(**columns):
-    numbers = lambda *values: Compared(*[np.array(values)] * 6)  # noqa: E731
+
+    def numbers(*values):
+        return Compared(*[np.array(values)] * 6)
+
     zeros = np.zeros(5)
     defaults = {
         "simulation": numbers(1.0, 2.0, 3.0, 99.0, 98.0),

@@ -10,6 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.phases.questions import QUESTIONS
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.wide import tables
 from tiedattn_jax.wide.channel import wide_nodes
@@ -185,8 +186,8 @@ def test_a_cell_that_fails_says_why():
 
 def test_all_cells_share_the_nodes_of_the_finest(monkeypatch):
     seen = []
-    asked = tables._ASKED["state"]._replace(answer=lambda layer, alpha, nodes: seen.append(nodes) or (layer, alpha))
-    monkeypatch.setitem(tables._ASKED, "state", asked)
+    kind = QUESTIONS["state"]._replace(call=lambda layer, alpha, nodes: seen.append(nodes) or (layer, alpha))
+    monkeypatch.setitem(QUESTIONS, "state", kind)
     ta.sweep(layer(), "state", alpha=1.0, beta=[0.5, 1.0, 1.5])
     finest = wide_nodes(layer(beta=1.5), None)
     assert all(nodes is seen[0] for nodes in seen) and seen[0].weight.shape == finest.weight.shape

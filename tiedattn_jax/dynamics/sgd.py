@@ -432,14 +432,14 @@ def _fastest_growth(A: Float[Array, "n n"]) -> tuple[Float[Array, ""], Float[Arr
     size = jnp.linalg.norm(A)
     tiny = jnp.finfo(A.dtype).tiny
 
-    def square(_: Int[Array, ""], found: tuple[Array, Array]) -> tuple[Array, Array]:
-        power, logarithm = found
+    def squared(_: Int[Array, ""], scaled: tuple[Array, Array]) -> tuple[Array, Array]:
+        power, logarithm = scaled  # the matrix over a number, and the logarithm of that number
         power = power @ power
         largest = jnp.maximum(jnp.max(jnp.abs(power)), tiny)
         return power / largest, 2 * logarithm + jnp.log(largest)
 
     propagator = jax.scipy.linalg.expm(A / jnp.maximum(size, tiny))
-    logarithm = lax.fori_loop(0, _SQUARINGS, square, (propagator, jnp.zeros_like(size)))[1]
+    logarithm = lax.fori_loop(0, _SQUARINGS, squared, (propagator, jnp.zeros_like(size)))[1]
     return size * logarithm / 2.0**_SQUARINGS, size
 
 

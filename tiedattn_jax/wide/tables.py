@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,11 +22,11 @@ from ..base.progress import Progress, reporter
 from ..base.report import Description, Row, with_error
 from ..base.results import Status, error_bar
 from ..model.parameters import Axis
-from ..phases.questions import INSTANCES, QUESTIONS, Column, Question, beside_theory
+from ..phases.questions import INSTANCES, QUESTIONS, Column, Question, beside_theory, kind_of
 from ..phases.sweep import Grid
 from ..phases.table import Table
 from ..theory.quantities import Quantity
-from .channel import WideNodes, wide_nodes
+from .channel import wide_nodes
 from .finite import WideData, WideTraining, heldout_wide, sample_wide
 from .layer import WideLayer
 from .optimum import THRESHOLDS, bayes_wide, onset, threshold_wide
@@ -161,6 +161,8 @@ _STATES = Question(
     ("theory.wide_figure", "diagrams.map_figure"),
     ("region", "q", "m", "trace", "train_loss", "gen_error", "share", "largest"),
     lambda table: "states of a wide layer",
+    with_alpha=True,
+    call=lambda layer, alpha, nodes: solve_wide(layer, alpha, nodes=nodes),
 )
 QUESTIONS |= {
     STATE: _STATES,
@@ -171,36 +173,27 @@ QUESTIONS |= {
         summary=_count_regions,
     ),
     OPTIMUM: Question(
-        "distance", _optimum, lambda cell: bool(cell.ok), headline=lambda table: "the optimal learner of a wide layer"
+        "distance",
+        _optimum,
+        lambda cell: bool(cell.ok),
+        headline=lambda table: "the optimal learner of a wide layer",
+        with_alpha=True,
+        call=lambda layer, alpha, nodes: bayes_wide(layer, alpha),
     ),
     RUNS: Question("q", _run, lambda cell: not cell.reason, page=_page_of_runs, usable=Status.converged),
 }
-
-
-class _Asked(NamedTuple):
-    """A question of `sweep`.
-
-    Attributes:
-        answer: function of the layer, alpha and the nodes.
-        with_alpha: whether it is about given alphas; else alpha is the answer.
-        averages: whether it averages over nodes.
-    """
-
-    answer: Callable[[WideLayer, Any, WideNodes | None], Any]
-    with_alpha: bool = True
-    averages: bool = True
 
 
 def _threshold(name: str, layer: WideLayer, alpha: None, nodes: None) -> Quantity:
     return threshold_wide(layer, name)
 
 
-_ASKED = {
-    **dict.fromkeys((STATE, REGIONS), _Asked(lambda layer, alpha, nodes: solve_wide(layer, alpha, nodes=nodes))),
-    OPTIMUM: _Asked(lambda layer, alpha, nodes: bayes_wide(layer, alpha), averages=False),
-    "alpha_c": _Asked(lambda layer, _, nodes: onset(layer, nodes), with_alpha=False),
-    **{name: _Asked(partial(_threshold, name), with_alpha=False, averages=False) for name in THRESHOLDS},
+# Events by their name: functions of the layer, no alpha, and the nodes.
+_EVENTS: dict[str, Callable[..., Quantity]] = {
+    "alpha_c": lambda layer, alpha, nodes: onset(layer, nodes),
+    **{name: partial(_threshold, name) for name in THRESHOLDS},
 }
+_AVERAGED = STATE, REGIONS, "alpha_c"  # questions that average over nodes
 
 
 @form_of("sweep", WideLayer)
@@ -231,18 +224,19 @@ def sweep_wide(
     Raises:
         InputError: a question, number or layer cannot be used, or all settings failed.
     """
-    asked = _ASKED[require_choice(question, "question", list(_ASKED))]
-    grid = Grid.of(model, axes, numbers, with_alpha=asked.with_alpha, kind=WideLayer)
-    if asked.averages:
-        rules = (wide_nodes(layer, nodes, whole=not asked.with_alpha) for layer in grid.models)
+    kind = kind_of(require_choice(question, "question", (STATE, REGIONS, OPTIMUM, *_EVENTS)))
+    grid = Grid.of(model, axes, numbers, with_alpha=kind.with_alpha, kind=WideLayer)
+    if question in _AVERAGED:
+        rules = (wide_nodes(layer, nodes, whole=question in _EVENTS) for layer in grid.models)
         nodes = max(rules, key=lambda rule: rule.weight.shape[-1])
     elif nodes is not None:
         raise InputError("nodes", f"must be left out for {question!r}, got nodes={nodes!r}")
-    report = reporter(progress, "settings")
-    cells = grid.call(lambda layer, alpha: asked.answer(layer, alpha, nodes), report)
-    if asked.with_alpha:
-        return Table(question, *grid.labels, cells)
-    return grid.table_of_event(str(question), cells)
+    answer = _EVENTS.get(str(question), kind.call)
+    assert answer is not None
+    cells = grid.call(partial(answer, nodes=nodes), reporter(progress, "settings"))
+    if question in _EVENTS:
+        return grid.table_of_event(str(question), cells)
+    return Table(question, *grid.labels, cells)
 
 
 @form_of("phase_diagram", WideLayer)
