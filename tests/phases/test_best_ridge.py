@@ -357,7 +357,7 @@ def test_sweep_with_a_jump_and_a_failure(located, model, lines, semantic_states,
     np.testing.assert_allclose(curve.jumps, [1.2], rtol=1e-9)  # 0.001 = -0.01 (alpha - 1.3)
     assert "that jumps at alpha = 1.2" in curve.summary() and calls == [(0, 2), (1, 2), (2, 2)]
     figure = curve.plot()
-    assert {axis.get_xlabel() for axis in figure.axes} == {r"sample complexity $\alpha = n/d$"}
+    assert {axis.get_xlabel() for axis in figure.axes} == {r"sample complexity $\alpha$"}
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"positional", "semantic", "minimum", "limit at the transition"} <= set(labels)
     assert {line.get_color() for line in figure.axes[0].get_lines()} >= {COLOURS["positional"], COLOURS["semantic"]}

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PyTree, Real
+from jaxtyping import Array, Bool, Float, Int, PyTree, Real, Shaped
 
 AnyArray: TypeAlias = Array | np.ndarray  # on a device or on the host
 # Arrays of results, and arrays that requests for results hand on: jax's, or numpy's where they are on the host. Both
@@ -140,6 +140,15 @@ def solve(a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"]) -> Flo
         return jnp.linalg.solve(a, b)
     rows, sides = (jnp.moveaxis(m, (-2, -1), (0, 1)) for m in (a, jnp.broadcast_to(b, (*a.shape[:-2], *b.shape[-2:]))))
     return jnp.moveaxis(_solve_entries(rows, sides, None), (0, 1), (-2, -1))
+
+
+def one_by_one(fn: Callable[[Array], PyTree], a: Shaped[Array, "N ..."]) -> PyTree:
+    """Apply a function of LAPACK to every matrix of a batch, on a CPU to one after the other.
+
+    On a CPU a batched call of LAPACK waits for tasks in the pool of threads that it occupies itself. Two of them, in
+    one program or in two, can wait for ever (jaxlib 0.10.2).
+    """
+    return lax.platform_dependent(a, cpu=functools.partial(lax.map, fn), default=jax.vmap(fn))
 
 
 def apply(matrix: Float[Array, "L a b"], v: Float[Array, "L b N"]) -> Float[Array, "L a N"]:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from ..averages.program import program
 from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate, Rule
-from ..base.arrays import cholesky, inverse, precise
+from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, require
 from ..base.results import Average, error_bar
@@ -184,7 +184,7 @@ def _cosines(model: Model, alpha: Array, threshold: Array, rule: Rule, closed_fo
         def spectra(block: Any) -> Array:
             _, teacher, weight = replicate.quadrature(block)
             G = jax.vmap(lambda hessian: _whitened(model, hessian))(curvatures_at_zero(model, teacher))
-            return jnp.concatenate([jnp.linalg.eigvalsh(G), weight[:, None]], 1)
+            return jnp.concatenate([one_by_one(jnp.linalg.eigvalsh, G), weight[:, None]], 1)
 
         table = lax.map(spectra, replicate.blocks())
         table = table.reshape(-1, table.shape[-1])

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, teacher_fields
-from ..base.arrays import cholesky, inverse, precise
+from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, with_values
 from ..base.report import Description
@@ -250,7 +250,7 @@ def _probe(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r 
 @jax.jit
 def _top_eigenvalues(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, " N"]:
     """Return the largest eigenvalue of T of every sentence."""
-    return jnp.linalg.eigvalsh(_T(model, Y))[:, -1]
+    return one_by_one(jnp.linalg.eigvalsh, _T(model, Y))[:, -1]
 
 
 class _Sentences(NamedTuple):
@@ -278,13 +278,11 @@ def _sentences(model: Model, replicate: Replicate) -> _Sentences:
         def label_fields(stretch: float) -> Array:
             return jnp.moveaxis(teacher_fields(model, stretch * normals), 2, 0)
 
-        # One batch of eigenvalues: two batched LAPACK calls of one program can wait for each other for ever.
         own, far = label_fields(1.0), lax.stop_gradient(jnp.concatenate([label_fields(s) for s in _STRETCHES]))
         T = _T(model, own)
-        eigenvalues = jnp.linalg.eigvalsh(jnp.concatenate([T, _T(lax.stop_gradient(model), far)]))
-        tops = lax.stop_gradient(eigenvalues[:, -1])
+        eigenvalues = one_by_one(jnp.linalg.eigvalsh, T)
+        tops = lax.stop_gradient(jnp.concatenate([eigenvalues[:, -1], _top_eigenvalues(model, far)]))
         fields = lax.stop_gradient(jnp.concatenate([own, far]))[jnp.argmax(tops)]
-        eigenvalues = eigenvalues[: len(T)]
         return T, eigenvalues, jnp.moveaxis(normals[:, :t], 2, 0), weight, fields, jnp.max(tops)
 
     T, eigenvalues, normals, weight, fields, tops = lax.map(at_block, replicate.blocks())

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..averages.moreau import ProxProblem
 from ..averages.prox import Prox, local_minima, search
-from ..base.arrays import apply, inverse, matvec, precise, total
+from ..base.arrays import apply, inverse, matvec, one_by_one, precise, total
 from ..model.model import Model
 
 _MIN_CURVATURE = 0.3  # least curvature of the weight over that of the Gaussian law; smaller ones are raised to it
@@ -68,7 +68,7 @@ class ClusterLaw(NamedTuple):
         force_jacobian = eye[..., None] - ProxProblem(self.model, self.V, self.y).jacobian(low)
         hessian = apply(inverse(self.V), force_jacobian.reshape(L, r, -1)).reshape(n, n, N)
         hessian = jnp.einsum("abn,bcn,cdn->nad", jnp.swapaxes(block, 0, 1), hessian, block)
-        values, vectors = jnp.linalg.eigh(eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))
+        values, vectors = one_by_one(jnp.linalg.eigh, eye + 0.5 * s * (hessian + jnp.swapaxes(hessian, 1, 2)))
         values = jnp.maximum(values, _MIN_CURVATURE)
 
         def power(exponent: float) -> Float[Array, "n n N"]:

@@ -17,7 +17,7 @@ from ..averages.lines import LineNodes
 from ..averages.program import program
 from ..averages.recipes import Lines
 from ..averages.rules import REPLICATES, Replicate, Rule
-from ..base.arrays import Number, cholesky, indexed, inverse, precise
+from ..base.arrays import Number, cholesky, indexed, inverse, one_by_one, precise
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.progress import Progress, in_parts
 from ..base.report import Description, Row
@@ -394,7 +394,7 @@ def _start(
     # Units of q keep q0 positive. With several columns the jumps may carry part of the response in one direction only.
     root = cholesky(x.q)
     inverse_root = inverse(root)
-    values, vectors = jnp.linalg.eigh(inverse_root @ (response / s) @ jnp.swapaxes(inverse_root, -1, -2))
+    values, vectors = one_by_one(jnp.linalg.eigh, inverse_root @ (response / s) @ jnp.swapaxes(inverse_root, -1, -2))
     widest = jnp.minimum(jnp.max(jnp.abs(values), -1, keepdims=True), _WIDEST)
     spread = root @ (vectors * jnp.sqrt(jnp.clip(jnp.abs(values), _NARROWEST * widest, widest))[..., None, :])
     return OneRSBOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
