@@ -26,6 +26,7 @@ from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.questions import numbers_of_states
+from tiedattn_jax.phases.sweep import Grid
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Lane
 from tiedattn_jax.theory.solve import Problem
@@ -229,7 +230,7 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
 def rows(model, lines):
     """The grid of these tests before anything is solved."""
     axes = Axis("omega", np.array(OMEGAS)), Axis("alpha", np.array(ALPHAS))
-    return grid._Grid.of(model, *axes, None, lines, SETTINGS)
+    return grid._Grid.of(Grid.of(model, axes, {}, with_alpha=True), lines, SETTINGS)
 
 
 def test_a_track_alone_gives_the_same(diagram, rows):
@@ -282,7 +283,7 @@ def test_where_tracks_begin(rows, model, lines):
 
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
     axes = Axis("omega", omegas), Axis("alpha", np.array(ALPHAS))
-    longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
+    longer = grid._Grid.of(Grid.of(model, axes, {}, with_alpha=True), lines, SETTINGS)
     first_states = made.answer_path(longer.first_cells(0), coarse_lane)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
     np.testing.assert_allclose(requests, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found

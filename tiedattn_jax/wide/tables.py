@@ -21,7 +21,7 @@ from ..base.kinds import form_of
 from ..base.progress import Progress, reporter
 from ..base.report import Description, Row, with_error
 from ..base.results import Status, error_bar
-from ..model.parameters import Axis
+from ..model.parameters import Axis, names_of
 from ..phases.questions import INSTANCES, QUESTIONS, Column, Question, beside_theory, kind_of
 from ..phases.sweep import Grid
 from ..phases.table import Table
@@ -241,7 +241,7 @@ def sweep_wide(
 
 @form_of("phase_diagram", WideLayer)
 def diagram_wide(
-    model: WideLayer,
+    model: WideLayer | Sequence[WideLayer | tuple[WideLayer, Any]],
     *axes: Axis,
     nodes: Any = None,
     progress: Progress = None,
@@ -257,7 +257,7 @@ def diagram_wide(
     Raises:
         InputError: as `sweep`; or there are not two axes.
     """
-    names = [a.name for a in axes if isinstance(a, Axis)] + [name for name, a in numbers.items() if np.iterable(a)]
+    names = names_of(model, axes, numbers)
     require(len(names) == 2, "axes", names, "two, such as alpha=alphas, tau=taus")
     return sweep_wide(model, REGIONS, *axes, nodes=nodes, progress=progress, **numbers)
 
