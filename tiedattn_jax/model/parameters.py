@@ -178,8 +178,12 @@ def moved_number(given: str | Axis, model: AnyModel, argument: str) -> Parameter
     except (TypeError, jax.errors.JAXTypeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(argument, f"{requirement} a model, got {type(error).__name__}: {reason}") from error
-    if jax.tree.structure(changed) != jax.tree.structure(model):
-        raise InputError(argument, f"{requirement} a model like its own, got a {type(changed).__name__}")
+    before, after = (
+        (jax.tree.structure(m), [(a.shape, a.dtype) for a in jax.tree.leaves(m)])
+        for m in (jax.eval_shape(lambda: model), changed)
+    )
+    if before != after:
+        raise InputError(argument, f"{requirement} a model like its argument, got another {type(changed).__name__}")
     return number
 
 

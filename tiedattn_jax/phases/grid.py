@@ -24,7 +24,7 @@ from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
-from ..model.parameters import MODELS, Axis, names_of
+from ..model.parameters import MODELS, Axis
 from ..theory import engine
 from ..theory.paths import Failure, Path
 from ..theory.solve import Problem, with_replicate_axis
@@ -94,9 +94,7 @@ def phase_diagram(
             alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
-    names = names_of(model, axes, numbers)
-    require(len(names) == 2, "axes", names, "two, such as alpha=alphas, omega=omegas")
-    cells = Grid.of(model, axes, numbers, with_alpha=True)
+    cells = Grid.of(model, axes, numbers, with_alpha=True, planar=True)
     nodes, settings = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
@@ -128,6 +126,7 @@ def phase_diagram(
     )
     if grid.columns is y:
         positional, semantic = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (positional, semantic))
+    names = x.name, y.name
     constant = {name: a[0, 0].tolist() for name, a in named(grid.models).items() if np.all(a == a[:1, :1])}
     attrs = {
         "model": type(cells.models[0]).__name__,

@@ -152,6 +152,7 @@ class Grid(NamedTuple):
         *,
         with_alpha: bool,
         kind: type = Model,
+        planar: bool = False,
     ) -> Grid:
         """Check what a caller gave, and build the settings of all cells.
 
@@ -159,6 +160,7 @@ class Grid(NamedTuple):
             follow: whether the settings are followed along their axis.
             with_alpha: whether the question is about given alphas.
             kind: class of the models.
+            planar: whether there must be two axes.
         """
         listed = isinstance(model, (list, tuple))
         require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
@@ -171,7 +173,8 @@ class Grid(NamedTuple):
         checked = [axes_of(each, axes, numbers, order) for each, _ in pairs]
         places = [Axis(MODELS, np.arange(len(pairs), dtype=float))] if listed else []
         axes = [*places, *checked[0][2]]
-        require(len(axes) <= 2, "axes", [axis.name for axis in axes], "none, one or two")
+        sides = "two, such as alpha=alphas, omega=omegas" if planar else "none, one or two"
+        require(len(axes) == 2 or (len(axes) < 2 and not planar), "axes", [axis.name for axis in axes], sides)
         cells: list[tuple[AnyModel, Any]] = []
         for (_, own_alpha), (base, alpha, its_axes) in zip(pairs, checked, strict=True):
             for values in itertools.product(*(axis.values for axis in its_axes)):
