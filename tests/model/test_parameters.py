@@ -101,7 +101,7 @@ def test_a_number_that_a_search_moves(model):
 def test_bad_numbers_that_a_search_moves(model, given, message):
     with pytest.raises(ta.InputError, match=message):
         moved_number(given, model, "x")
-    with pytest.raises(ta.InputError, match="x must be the name of a number, .* or a name"):
+    with pytest.raises(ta.InputError, match=r"x must be the name of a number, .* or a name"):
         moved_number(ta.Axis(1, 0.5, root), model, "x")
 
 
