@@ -225,6 +225,21 @@ def test_colours_are_told_apart():
                 assert np.linalg.norm(perceived[first] - perceived[second]) > 0.08, (first, second)
 
 
+def luminance(colour):
+    """The relative luminance of a colour, from 0 for black to 1 for white."""
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    return np.dot([0.2126, 0.7152, 0.0722], np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92))
+
+
+def test_branches_are_told_apart_in_grey():
+    """Their lightness L* differs by twenty; both are seen on white and on the dark ground of notebooks."""
+    light, dark = (luminance(COLOURS[name]) for name in ("positional", "semantic"))
+    assert 116 * (np.cbrt(light) - np.cbrt(dark)) > 20
+    white, black = (luminance(ground) for ground in ("white", "#111111"))
+    for colour in (light, dark):  # contrast as in the accessibility guidelines: 3 for graphics
+        assert (white + 0.05) / (colour + 0.05) > 2.9 and (colour + 0.05) / (black + 0.05) > 2.9
+
+
 BAR = float(error_bar(SPREAD))  # relative error bar of every number of a point
 
 

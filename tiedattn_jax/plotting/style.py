@@ -24,10 +24,11 @@ from ..model.overlaps import BRANCHES, PAIR
 
 Dash: TypeAlias = str | tuple[int, tuple[int, ...]]  # a line style of matplotlib
 
-# Colours that can be told apart with any colour vision (Okabe and Ito). A branch has the same colour in every picture.
+# Colours that can be told apart with any colour vision (after Okabe and Ito). A branch has the same colour in every
+# picture. The two branches of the paper also differ in lightness, for print without colours.
 COLOURS = {
-    "positional": "#D55E00",
-    "semantic": "#0072B2",
+    "positional": "#E8741E",
+    "semantic": "#00659E",
     "mixed": "#CC79A7",
     "uninformed": "0.55",
     "baseline": "#009E73",
