@@ -83,7 +83,7 @@ def best_ridge(
     semantic state, or the uninformed state if neither of them exists in the bracket. The global minimum changes its
     branch at a value of the ridge, and its error jumps there. If the error falls towards that transition, the smallest
     error is a limit, and the best ridge is the place of the transition. `jax.grad` of this function works, in the model
-    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(..., best="lam")` treats many settings at once.
+    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(model, "best lam", ...)` treats many settings.
 
     The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
     that are narrower than this can be missed.
