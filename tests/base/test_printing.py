@@ -27,6 +27,8 @@ def test_numbers_with_error_bars():
     assert with_error(1234.5, 567.8) == "1234(568)" and with_error(2.0, 9.97) == "2(10)"
     assert with_error(5580929999021.0, 4027727063.0) == "5.5809(40)e12" and with_error(2e4, 9999.0) == "20000(9999)"
     assert with_error(math.nan, math.nan) == "nan"
+    assert with_error(0.249999999999991923, 4.4e-17) == "0.25"  # replicates that differ by rounding only
+    assert with_error(0.0, 1e-17) == "0.0(10)e-17" and with_error(0.25, 4.4e-14) == "0.250000000000000(44)"
 
 
 def test_what_repeats_itself_is_told_once():
@@ -73,6 +75,17 @@ def test_models_rules_and_settings(model, lines):
     assert repr(ta.Settings()) == "Settings(tol=1e-05, max_steps=30, warm_steps=300, damping=0.2)"
     hats = made.fixed_point().conjugates
     assert repr(hats).startswith("Conjugates(q=") and "student" not in str(hats)
+
+
+def test_parts_of_a_state_and_a_model_with_a_law_print_their_numbers():
+    point = made.fixed_point(replicon=[0.5] * 4)
+    lines = str(point.diagnostics).splitlines()
+    assert lines[0] == "Diagnostics" and lines[1].split() == ["replicon", "0.5", "below", "1:", "stable"]
+    assert len(lines) == 9 and "growth_m" in lines[5]
+    assert f"train_loss={point.train_loss:.6g}" in repr(point.mean) and "f64" not in str(point.stderr)
+    law = ta.SpectralLaw(np.full(3, 1 / 3), *(np.ones((3, *shape)) for shape in ((2,), (2, 2), (1, 1), (2, 1))))
+    assert repr(law).startswith("SpectralLaw(3 atoms; weights=[0.333333, ")
+    assert "spectrum=SpectralLaw(3 atoms))" in repr(ta.DotProduct(spectrum=law))
 
 
 def test_the_package_has_a_table_of_contents():

@@ -20,7 +20,7 @@ def overlap(model, alpha, **options):
     """The overlap in units of rho."""
     point = ta.bayes(model, alpha, **options)
     assert point.ok
-    return float(jnp.mean(point.q / model.rho))
+    return float(jnp.mean(point.mean.q / model.rho))
 
 
 def three_tokens(kind=ta.DotProduct):
@@ -58,11 +58,11 @@ def test_errors(model):
     assert float(ta.bayes(Noisy(), 1.0).gen_error) == pytest.approx(2.3853e-3, rel=1e-3)
     grid = ta.GaussHermite(24, replicates=2)
     blind = ta.bayes(model, 0.1, nodes=grid)
-    assert float(jnp.max(blind.q)) == 0
+    assert float(jnp.max(blind.mean.q)) == 0
     linear = gen_error_linear(model, ta.GaussHermite(32).rule(model)).value
     assert float(blind.gen_error) == pytest.approx(float(linear), rel=1e-8)
     known = ta.bayes(model, 0.7)
-    assert float(known.gen_error) == 0 and float(jnp.min(known.q)) == pytest.approx(SIGMA_SQUARE, rel=1e-15)
+    assert float(known.gen_error) == 0 and float(jnp.min(known.mean.q)) == pytest.approx(SIGMA_SQUARE, rel=1e-15)
     assert "the teacher is known" in str(known) and "inf" not in str(known).replace("infinite", "")
     assert float(known.free_entropy) == np.inf and known.ok and not known.hard
 
@@ -89,7 +89,7 @@ def test_the_error_of_the_pair_is_twice_that_of_the_optimal_predictor(model):
     pair = PosteriorPair(base=model, lam=model.lam)
     grid = ta.GaussHermite(16, replicates=2).rule(pair)
     point = ta.bayes(model, 0.4, nodes=grid)
-    error = gen_error_in(pair, Overlaps(model.rho, model.rho, point.q, jnp.zeros((2, 1))), grid.replicate(0))
+    error = gen_error_in(pair, Overlaps(model.rho, model.rho, point.mean.q, jnp.zeros((2, 1))), grid.replicate(0))
     assert float(error) / 2 == pytest.approx(float(point.replicates.gen_error[0]), rel=1e-10)
 
 
@@ -161,7 +161,7 @@ def test_a_hard_phase_is_named():
     """One token: between the information limit and 1.128 message passing does not find the teacher."""
     retrieval = PhaseRetrieval(lam=jnp.asarray(0.01))
     hard = ta.bayes(retrieval, 1.1)
-    assert hard.hard and float(jnp.min(hard.q)) == pytest.approx(1) and "hard phase" in str(hard)
+    assert hard.hard and float(jnp.min(hard.mean.q)) == pytest.approx(1) and "hard phase" in str(hard)
     assert 0.3 < overlap(retrieval, 1.1, start="uninformed") < 0.9
     assert not ta.bayes(retrieval, 1.2).hard
 

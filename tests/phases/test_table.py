@@ -3,11 +3,15 @@
 import json
 
 import made
+import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases.table import Table
+
+SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 
 
 def test_a_transition():
@@ -84,3 +88,37 @@ def test_curves_paths_and_boundaries():
     end, labels = made.end(made.transition(0.7), "pitchfork", "theta", "lower"), ("alpha", "kind", "direction", "side")
     assert repr(end).startswith("Quantity(alpha_c = 0.700(10); ") and str(end).split("side")[1].split()[0] == "lower"
     assert [end.to_dict()[name] for name in labels] == [0.7, "pitchfork", "theta", "lower"]
+
+
+def test_every_name_of_a_table_is_a_name_for_values_and_pictures():
+    curve = Table.of_states("semantic", [made.fixed_point(case, scatter=SCATTER) for case in (CASES[4], CASES[0])])
+    events = made.events("alpha_c", "sigma", np.array([0.5, 0.4]), np.array([1.25, 1.5]), np.array([0.01, 0.01]))
+    for table in (curve, events):
+        rows = table.table()
+        assert {"status", "reason", *table.names} < set(rows[0])
+        for name in rows[0].keys() - {"status"}:  # the table has its name, the states its integer
+            values = table.values(name)
+            assert values.tolist() == [row[name] for row in rows], name
+            bars = [row.get(f"{name}_stderr", 0.0) for row in rows]
+            assert name[-2:] in ("_0", "_1") or table.stderr(name).tolist() == bars, name
+            if values.dtype.kind != "U":
+                plt.close(table.plot(name))
+    assert (
+        curve.values("stable").tolist() == [1, 1] and curve.stderr("q_0")[0] == curve.stderr("overlaps.q")[0, 0, 0, 0]
+    )
+    assert curve.stderr("branch").tolist() == [0, 0]
+
+
+def test_names_that_a_table_lacks_are_refused_with_those_that_are_near():
+    curve = Table.of_states("semantic", [made.fixed_point()])
+    for ask in (curve.values, curve.stderr, curve.plot):
+        with pytest.raises(ta.InputError, match="of which the nearest are replicon"):
+            ask("replicom")
+    for name in ("overlaps.qq", "sensitivities.sigma", ""):
+        with pytest.raises(ta.InputError, match="number must be one of"):
+            curve.values(name)
+    for name in ("branch", "overlaps.q"):
+        with pytest.raises(ta.InputError, match="must be the name of one number per setting"):
+            curve.plot(name)
+    nothing = made.events("alpha_c", "sigma", *np.full((3, 2), np.nan))
+    assert np.all(np.isnan(nothing.values("gen_error")))

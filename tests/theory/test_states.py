@@ -102,8 +102,24 @@ def test_scalars_of_two_tokens():
     np.testing.assert_allclose([batch.m, batch.q], np.outer([CASES[1].m, CASES[1].q], [1, 2]))
     three_tokens = jax.tree.map(lambda a: jnp.concatenate([a, a[:, :1]], 1), point.replicates.overlaps)
     three_tokens = eqx.tree_at(lambda p: p.replicates.overlaps, point, three_tokens)
-    with pytest.raises(ta.InputError, match=r"\(2, 1, 1\) for the scalar q, got \(3, 1, 1\): use overlaps.q"):
+    with pytest.raises(ta.InputError, match=r"two tokens and rank one for the number q, got q of shape \(3, 1, 1\)"):
         _ = three_tokens.q
+
+
+def test_a_state_is_stable_if_what_is_zero_does_not_grow():
+    """Only the growth of the order parameter that a state lacks counts; one that is not a number is no proof."""
+    for case, own, other in ((CASES[0], "theta", "m"), (CASES[1], "m", "theta")):
+        assert case.branch == {"theta": "semantic", "m": "positional"}[own]
+        growth = {f"growth_{own}": [1.5] * 4, f"growth_{other}": [0.5] * 4}
+        assert made.fixed_point(case, **growth).stable
+        assert not made.fixed_point(case, **growth | {f"growth_{other}": [1.5] * 4}).stable
+        assert not made.fixed_point(case, **growth | {f"growth_{other}": [np.nan] * 4}).stable
+        assert not made.fixed_point(case, **growth, status=[6] * 4).stable
+        batch = jax.tree.map(lambda a: jnp.stack([a, a]), made.fixed_point(case, **growth))
+        assert batch.stable.tolist() == [True, True]
+        for rate in (0.5, 1.5):  # without a branch the overlap that is zero counts
+            found = made.fixed_point(case, **growth | {f"growth_{other}": [rate] * 4})
+            assert ta.results.FixedPoint(found.model, found.alpha, found.replicates, None).stable == (rate < 1)
 
 
 def test_a_batch_keeps_its_lanes_apart():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import html
 import importlib
@@ -24,6 +23,7 @@ from .files import load, pack, write_whole
 _ENTRIES = 4  # number of entries of an axis that are shown
 _LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent
 _MOST_ERROR = 1e4  # error bar from which on a number is written with an exponent
+_ROUNDING = 100 * np.finfo(float).eps  # relative error bar below which replicates differ by rounding only
 # Meanings of the names, as tables show them.
 WORDS = {
     "q": "overlap of the student with itself",
@@ -34,6 +34,14 @@ WORDS = {
     "gen_error": "test error",
     "gen_error_linear": "test error of the best linear attention",
     "gradient_norm": "largest entry of the gradient of the empirical risk",
+    "replicon": "below 1: stable",
+    "jump_mass": "share of the jumps of the proximal operator in Vhat",
+    "second_minimum": "share of the nodes that have one",
+    "unresolved": "share of the nodes",
+    "growth_m": "factor by which a small m grows in a step of the map",
+    "growth_theta": "factor by which a small theta grows in a step of the map",
+    "train_loss_direct": "training loss / d from the average loss",
+    "rs_error": "estimated rise by replica symmetry breaking: add it to train_loss",
     "shift": "distance of the value matrix from the identity",
 }
 Row = tuple[str, ...]
@@ -76,9 +84,9 @@ class Printed(eqx.Module):
     While jax traces, and for a batch of results, the shapes of the arrays are printed instead.
     """
 
-    @abc.abstractmethod
     def describe(self) -> Description:
-        """Return the contents of the line and the page; called only if `readable`."""
+        """Return the contents of the line and the page, by default all fields; called only if `readable`."""
+        return Description("", numbers=rows_of(vars(self)))
 
     batch_probe: ClassVar[tuple[str, int] | None] = None  # (field name, ndim) that tells a result from a batch
 
@@ -177,9 +185,10 @@ def with_error(value: Number, error: Number = 0.0) -> str:
     """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7.
 
     If the error bar is not known, as for a single replicate, two digits of the number are written, 0.81(?). A number
-    that is known exactly has the error bar zero and is written in six digits.
+    that is known exactly, or up to rounding, is written in six digits.
     """
     value, error = float(value), float(error)
+    error = 0.0 if error <= _ROUNDING * abs(value) else error
     scale = error if math.isfinite(error) else abs(value)
     if not math.isfinite(value) or scale <= 0:
         return f"{value:.6g}"

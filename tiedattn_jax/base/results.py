@@ -184,9 +184,6 @@ class Settings(Printed):
                 raise InputError(name, f"must be a real number, got {name}={value.tolist()!r}")
             require((value >= lower) & (value <= upper), name, value, requirement)
 
-    def describe(self) -> Description:
-        return Description("", numbers=rows_of(vars(self)))
-
 
 # A search that runs out of steps with a residual below this still counts as a state, which the nodes do not resolve.
 # Its losses are stationary in the overlaps, so their error is of second order in the residual.

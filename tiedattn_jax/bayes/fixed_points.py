@@ -28,7 +28,7 @@ from ..base.report import Description, Row, picture
 from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model, Preimages
-from ..model.overlaps import symmetric
+from ..model.overlaps import OrderNumber, symmetric
 from ..theory.solve import check_alpha
 from .channel import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
 
@@ -67,7 +67,8 @@ class BayesPoint(Replicated):
         replicates: the state in every replicate of the averages.
         other: the state from the other start, if both were asked for, else None.
         start: "uninformed" or "informed" if only this state was asked for, else None.
-        q: overlap of the posterior mean with the teacher for every token, ``<Q*>^T Sigma_l <Q*> / d``, (S, t, t).
+        q: overlap of the posterior mean with the teacher, ``<Q*>^T Sigma_l <Q*> / d``, a number for two tokens and one
+            column, as in `FixedPoint`. `mean.q` contains those of all tokens, (S, t, t).
         gen_error: test error of the optimal predictor; no learner has a smaller one.
         free_entropy: free entropy per dimension, up to a constant of the target times alpha; infinite if the teacher
             is known.
@@ -78,7 +79,7 @@ class BayesPoint(Replicated):
     replicates: BayesState
     other: BayesState | None
     start: str | None = eqx.field(static=True)
-    q = MeanField[Array]()
+    q = OrderNumber("mean")
     gen_error = MeanField[Array]()
     free_entropy = MeanField[Array]()
     batch_probe = "alpha", 0

@@ -72,7 +72,8 @@ class Fluctuations(eqx.Module):
     Attributes:
         R: Q^T Q / d.
         encodings, teacher: d times the mean square of the student's projection on these directions, a part of tr R.
-        growth_encodings, growth_teacher: rates at which a small overlap grows.
+        growth_encodings, growth_teacher: rates at which a small overlap grows; eta kappa, of the ridge, is
+            subtracted.
     """
 
     R: Float[Array, "*T r r"]
@@ -106,9 +107,9 @@ class Emergence(Replicated):
     SHOWN: ClassVar = {
         "R": "tr R",
         "encodings": "d times the mean square of the overlap",
-        "growth_encodings": "rate of this overlap",
+        "growth_encodings": "growth rate of this overlap, eta kappa subtracted",
         "teacher": "d times the mean square of the overlap",
-        "growth_teacher": "rate of this overlap",
+        "growth_teacher": "growth rate of this overlap, eta kappa subtracted",
     }
     FLAGS = ("first",)
     model: Model

@@ -36,7 +36,7 @@ from ..base.report import Description, by_token, rows_of
 from ..base.results import Average, Result, Status
 from ..model.checks import check_provides
 from ..model.model import Model, over_kinds
-from ..model.overlaps import Overlaps
+from ..model.overlaps import OrderNumber, Overlaps
 from ..theory.quantities import Quantity
 from .data import Data, Labels, Population, Sample
 from .diagnosis import check_estimate
@@ -48,11 +48,15 @@ _TEST_BLOCK = 256  # sentences in memory at a time; 256 x 2 x 1000 normals take 
 
 
 class Estimate(Result):
-    """Weights at the end of a run on data, with the fields that message passing and training have in common."""
+    """Weights at the end of a run on data, with the fields that message passing and training have in common.
+
+    `q`, `V`, `theta` and `m` are the order parameters as numbers, for two tokens and rank one, as in `FixedPoint`.
+    """
 
     batch_probe = "iterations", 0
     USABLE = Status.converged
     NUMBERS: ClassVar[tuple[str, ...]] = ("train_loss", "gradient_norm")  # shown beside the overlaps
+    q, V, theta, m = OrderNumber(), OrderNumber(), OrderNumber(), OrderNumber()
     Q: Float[Array, "d r"]
     overlaps: Overlaps
     iterations: Int[Array, ""]

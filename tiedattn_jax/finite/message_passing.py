@@ -97,16 +97,6 @@ class GAMP(Estimate):
         "residual", many=lambda run: {"message passing": run},
     )  # fmt: skip
 
-    @property
-    def q(self) -> Float[Array, "S r r"]:
-        """Overlap of the estimate with itself, ``Q^T Sigma_l Q / d``, for S covariances."""
-        return self.overlaps.q
-
-    @property
-    def theta(self) -> Float[Array, "S r t"]:
-        """Overlap of the estimate with the teacher; NaN if the data have no teacher."""
-        return self.overlaps.theta
-
 
 class _Options(eqx.Module):
     """Options of a run. The numbers are arrays, so that one compiled program serves all values."""

@@ -370,4 +370,5 @@ class SpectralLaw(Printed):
 
     def describe(self) -> Description:
         numbers = [(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)]
-        return Description("", numbers=[*numbers, *(self.sentences.describe().numbers if self.sentences else ())])
+        what = f"{len(self.weights)} atoms" if len(self.weights) > 1 else ""
+        return Description(what, numbers=[*numbers, *(self.sentences.describe().numbers if self.sentences else ())])

@@ -80,6 +80,12 @@ def orbit(U: Float[Array, "L t"], noise: float | Float[Array, ""] = 0.0) -> Prei
 T = TypeVar("T")
 
 
+def _short(part: Any) -> str:
+    """Return a part of a model as text; one with many numbers, such as a spectral law, is said in words."""
+    what = part.describe().what if isinstance(part, Printed) and part.readable else ""
+    return f"{type(part).__name__}({what})" if what else repr(part)
+
+
 class Model(Printed):
     """A tied attention layer and its data. Subclass it, and write `shape`, `loss` and `law`.
 
@@ -100,7 +106,7 @@ class Model(Printed):
 
     def describe(self) -> Description:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        texts = {name: entries(a) if eqx.is_array(a) else repr(a) for name, a in fields.items() if a is not None}
+        texts = {name: entries(a) if eqx.is_array(a) else _short(a) for name, a in fields.items() if a is not None}
         return Description("", numbers=list(texts.items()))
 
     @property

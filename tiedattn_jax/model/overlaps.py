@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ..base.arrays import StateArray, positive_definite, precise, solve
-from ..base.errors import require_choice
+from ..base.errors import InputError, require_choice
 from ..base.report import Description, Printed, rows_of
 from .model import Model
 
@@ -55,6 +55,29 @@ class Overlaps(_Order):
     def encoded(self) -> Float[StateArray, "*batch L r"]:
         """Overlaps with the encodings alone."""
         return self.m[..., : _encoding_count(self), :]
+
+
+class OrderNumber:
+    """Descriptor of an order parameter of two tokens and rank one: the mean over the tokens, or m of the first one.
+
+    Args:
+        source: name of the attribute of a result that has the order parameter of all tokens, under the same name.
+    """
+
+    def __init__(self, source: str = "overlaps") -> None:
+        self.source = source
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: Any, owner: type) -> Float[Array, "*batch"]:
+        values = jnp.asarray(getattr(getattr(result, self.source), self.name))
+        expected = (2, 1) if self.name == "m" else (2, 1, 1)
+        if (shape := values.shape[-len(expected) :]) != expected:
+            requirement = f"two tokens and rank one for the number {self.name}, got {self.name} of shape {shape}"
+            raise InputError("model", f"must have {requirement}: use {self.source}.{self.name}")
+        tokens = values.reshape((*values.shape[: -len(expected)], 2))
+        return tokens[..., 0] if self.name == "m" else jnp.mean(tokens, -1)
 
 
 class Conjugates(_Order):

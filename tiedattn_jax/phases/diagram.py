@@ -101,8 +101,7 @@ class PhaseDiagram(Result, Tabular):
     @cached_property
     def stable(self) -> Bool[np.ndarray, "branch Y X"]:
         """Whether a branch exists and the other branch's order parameter does not grow on it."""
-        growth = self.positional.diagnostics.growth_theta, self.semantic.diagnostics.growth_m
-        return self.exists & (np.stack(growth) < 1)
+        return self._both(lambda branch: branch.stable)
 
     @property
     def loss_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:

@@ -19,7 +19,7 @@ from contourpy import contour_generator
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.errors import InputError, require
+from ..base.errors import InputError, require, require_choice
 from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, figure_of, with_error
 from ..base.results import Average, Result, Status, error_bar
@@ -193,12 +193,15 @@ class Table(Result, Tabular):
         Args:
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
                 column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
+
+        Raises:
+            InputError: neither the cells nor the table have the name.
         """
-        number = self.kind.main if number is None else number
-        if self._is_column(number):
-            return self._columns[str(number)][0]
-        read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
-        values = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read])
+        number, column = self._found_number(number)
+        if column is None:
+            read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
+            column = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]), None
+        values = np.asarray(column[0])
         return values if values.dtype.kind == "U" else values.astype(float)
 
     def stderr(self, number: Reader | None = None) -> Float[np.ndarray, "..."]:
@@ -207,22 +210,29 @@ class Table(Result, Tabular):
         Args:
             number: as in `values`. A function reads the number from the error bars of a state, `FixedPoint.stderr`.
         """
-        number = self.kind.main if number is None else number
-        if self._is_column(number):
-            values, bars = self._columns[str(number)]
-            return np.zeros(np.shape(values)) if bars is None else bars
+        number, column = self._found_number(number)
+        if column is not None:
+            values, bars = column
+            return np.zeros(np.shape(values)) if bars is None else np.asarray(bars)
         return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found()])
 
-    def _is_column(self, number: Reader) -> bool:
-        """Return whether a name is that of a column, and not also of an attribute of the cells."""
+    def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
+        """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
+        number = self.kind.main if number is None else number
         first = next((cell for cell, found in self._with_found() if found), None)
-        return isinstance(number, str) and not hasattr(first, number.partition(".")[0]) and number in self._columns
+        if not isinstance(number, str) or _has(first, number):
+            return number, None
+        if first is not None or number in self._named:
+            number = require_choice(number, "number", self._named)
+        return number, self._named.get(str(number))
 
     def _bar(self, cell: Any, number: Reader) -> Any:
         if isinstance(number, str):
             value, head = attrgetter(number)(cell), number.partition(".")[0]
             if isinstance(value, (Average, Quantity)):
                 return value.stderr
+            if np.asarray(value).dtype.kind != "f":  # a label is exact
+                return np.zeros(())
             if number in ORDER_AXES and isinstance(
                 cell, FixedPoint
             ):  # scalars of a state: its replicates as a batch of states have one each
@@ -233,6 +243,8 @@ class Table(Result, Tabular):
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
         bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
+        if isinstance(number, str) and not hasattr(bars, "dtype") and not _has(bars, number):
+            return np.zeros(())
         return bars if hasattr(bars, "dtype") else _reader(number)(bars)
 
     def _with_found(self) -> Iterator[tuple[Any, bool]]:
@@ -331,17 +343,25 @@ class Table(Result, Tabular):
 
         Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
         """
-        rows = []
-        for index in np.ndindex(self.shape):
-            row = {name: axis[k] for name, axis, k in zip(self.names, self.axes, index, strict=True)}
-            for name, (values, bars) in self._columns.items():
-                if values[index].ndim:
-                    row |= entries_by_name(name, values[index])
-                else:
-                    row |= {name: values[index].item()} | ({} if bars is None else {f"{name}_stderr": bars[index]})
-            status = {"status": Status.name_of(self.status[index]), "reason": str(self.reason[index])}
-            rows.append(row | status)
-        return rows
+        columns = {name: values for name, (values, _) in self._named.items() if np.ndim(values) == len(self.shape)}
+        return [{name: values[index].item() for name, values in columns.items()} for index in np.ndindex(self.shape)]
+
+    @cached_property
+    def _named(self) -> dict[str, Column]:
+        """All names of the table: arrays (*shape, ...) of order parameters, and the columns of `table`, (*shape)."""
+        grids = np.meshgrid(*self.axes, indexing="ij")
+        named: dict[str, Column] = {name: (grid, None) for name, grid in zip(self.names, grids, strict=True)}
+        for name, (values, bars) in self._columns.items():
+            named[name] = values, bars
+            if values.ndim > len(self.shape):
+                flat, flat_bars = (
+                    np.reshape(a, (*self.shape, -1)) for a in (values, 0 * values if bars is None else bars)
+                )
+                entries_of = entries_by_name(name, np.arange(flat.shape[-1]))
+                named |= {entry: (flat[..., n], flat_bars[..., n]) for entry, n in entries_of.items()}
+            elif bars is not None:
+                named[f"{name}_stderr"] = bars, None
+        return named | {"status": (np.array(self.status_name), None), "reason": (self.reason, None)}
 
     def to_xarray(self) -> Any:
         """Return all numbers, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
@@ -432,9 +452,22 @@ class Table(Result, Tabular):
             InputError: the table has no axis.
         """
         require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
+        if number is not None:
+            values = self.values(number)
+            is_drawn = values.dtype.kind != "U" and values.shape == self.shape
+            require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
         figures = self.kind.figures if number is None else FIGURES
         named = {} if number is None else {"number": number}
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)
+
+
+def _has(cell: Any, number: str) -> bool:
+    """Return whether a cell has a number of this dotted name."""
+    try:
+        attrgetter(number)(cell)
+    except (AttributeError, InputError):  # such as a scalar of more than two tokens
+        return False
+    return True
 
 
 def _reader(number: Reader) -> Callable[[Any], Any]:

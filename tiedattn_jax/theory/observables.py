@@ -36,6 +36,7 @@ from ..averages.rules import Points, Replicate, Rule, fields, legendre, teacher_
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
 from ..base.errors import InputError, require
 from ..base.nodewise import nodewise
+from ..base.report import Printed
 from ..base.results import Average, error_bar
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, impose, residual_covariance, sentence_overlaps
@@ -43,7 +44,7 @@ from ..model.penalties import minimiser_and_response
 from .potentials import channel_gradient, conjugates, over_nodes, points_in, prior, weight_fields, weight_law
 
 
-class Diagnostics(eqx.Module):
+class Diagnostics(Printed):
     """Diagnostics of a state in one replicate of the averages.
 
     To add a diagnostic it is enough to add a field here: grids, paths, tables and reports list the fields of this
@@ -67,6 +68,7 @@ class Diagnostics(eqx.Module):
             r > 1.
     """
 
+    batch_probe = "replicon", 0
     replicon: Float[StateArray, "*R"]
     jump_mass: Float[StateArray, "*R"]
     second_minimum: Float[StateArray, "*R"]

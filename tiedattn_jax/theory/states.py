@@ -10,16 +10,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from ..averages.rules import Rule
-from ..base.arrays import StateArray, spread_to
-from ..base.errors import InputError
-from ..base.report import WORDS, Description, Row, by_token, rows_of, with_error
+from ..base.arrays import StateArray, precise, spread_to
+from ..base.report import WORDS, Description, Printed, Row, by_token, rows_of, with_error
 from ..base.results import Average, MeanField, Replicated, Status, error_bar, has_state, mean_of_existing, quorum
 from ..model import overlaps as ov
 from ..model.model import Model
-from ..model.overlaps import Conjugates, Overlaps, shapes_of
+from ..model.overlaps import Conjugates, OrderNumber, Overlaps, shapes_of
 from ..model.parameters import scalar_parameters
 from .observables import Diagnostics, second_minimum_share
 
@@ -27,7 +27,7 @@ _NOTHING = 1e-12  # `rs_error` below this is rounding of the loss
 _SHOWN = 5e-4  # the printed report of a state mentions a share of unresolved nodes from this on
 
 
-class State(eqx.Module):
+class State(Printed):
     """Fixed points in all replicates of the averages; the leading axis of every array is that of the R replicates.
 
     The result of one `Lane` is a state of a single replicate, without this axis.
@@ -47,6 +47,9 @@ class State(eqx.Module):
     def has_state(self) -> Bool[Array, "*R"]:
         """Whether each replicate has a state."""
         return has_state(self.status, self.residual)
+
+    def describe(self) -> Description:
+        return Description("", numbers=rows_of(self.numbers()))
 
     def numbers(self) -> dict[str, Real[StateArray, "..."]]:
         """Return the numbers of a state by name; grids, paths, tables and reports list these."""
@@ -89,18 +92,6 @@ AFFECTED = ("replicon", "d overlaps", "d gen_error", "d alpha_l", "spinodals")
 DIAGNOSTICS = tuple(field.name for field in dataclasses.fields(Diagnostics))
 
 
-class _Scalar(MeanField[Array]):
-    """An order parameter of two tokens and rank one, as a scalar: the mean over the tokens, or m of the first token."""
-
-    def __get__(self, point: Any, owner: type) -> Float[Array, "*batch"]:
-        batch, x = jnp.shape(point.alpha), point.overlaps
-        if (shape := x.theta.shape[len(batch) :]) != (2, 1, 1):
-            requirement = f"of shape (2, 1, 1) for the scalar {self.name}, got {shape}: use overlaps.{self.name}"
-            raise InputError("model", f"must be {requirement}")
-        values = jnp.reshape(getattr(x, self.name), (*batch, 2))
-        return values[..., 0] if self.name == "m" else jnp.mean(values, -1)
-
-
 class FixedPoint(Replicated):
     """A fixed point of state evolution.
 
@@ -133,7 +124,7 @@ class FixedPoint(Replicated):
     gen_error = MeanField[Array]()
     gen_error_linear = MeanField[Array]()
     diagnostics = MeanField[Diagnostics]()
-    q, V, theta, m = _Scalar(), _Scalar(), _Scalar(), _Scalar()
+    q, V, theta, m = OrderNumber(), OrderNumber(), OrderNumber(), OrderNumber()
 
     @property
     def mean(self) -> State:
@@ -162,6 +153,20 @@ class FixedPoint(Replicated):
         return quorum(self.replicates.has_state)
 
     @property
+    def stable(self) -> Bool[Array, "*batch"]:
+        """Whether the state exists, and neither theta nor m grows from zero where its branch has it at zero.
+
+        Without a branch this holds for an overlap that is zero. The rates are `growth_theta` and `growth_m` of the
+        `diagnostics`. Stability against replica symmetry breaking is another one; its number is the replicon.
+        """
+        branch, rates = ov.branch_of(self.branch), self.diagnostics
+        if branch.name is None:
+            has_theta, has_m = jnp.any(self.overlaps.theta, (-3, -2, -1)), jnp.any(self.overlaps.encoded, (-2, -1))
+        else:
+            has_theta, has_m = jnp.asarray(branch.theta == 1), jnp.asarray(branch.m == 1)
+        return self.exists & (has_theta | (rates.growth_theta < 1)) & (has_m | (rates.growth_m < 1))
+
+    @property
     def settled_status(self) -> Int[Array, "*batch"]:
         """The status of a number that the state defines: the worst over the replicates that have the state.
 
@@ -179,6 +184,14 @@ class FixedPoint(Replicated):
         """
         mass, bar = (s.diagnostics.jump_mass for s in (self.mean, self.stderr))
         return _has_jumps(mass, bar)
+
+    def seen_by(self, model: Model) -> Overlaps:
+        """Return the overlaps of the same weights with tokens and a teacher of the size that another model gives them.
+
+        Overlaps of other shapes than those of the model are returned as they are.
+        """
+        x, model = self.overlaps, lax.stop_gradient(model)
+        return _resized(x, self.model, model) if jax.tree.map(jnp.shape, vars(x)) == shapes_of(model) else x
 
     def second_minimum_share(self, nodes: Rule, gap: float) -> Average:
         """Return the share of the nodes whose proximal problem has another minimum, less than `gap` above the lowest.
@@ -270,6 +283,15 @@ def states_table(
         label = f"{places[k]:g}" if len(places) else point.branch or point.label
         rows.append((label, *(number for _, number, *_ in columns), point.status_name))
     return rows
+
+
+@eqx.filter_jit
+@precise
+def _resized(x: Overlaps, model: Model, other: Model) -> Overlaps:
+    """Return overlaps x with the tokens and the teacher of a model for those of another one, of other sizes."""
+    sizes = [(m.trace, jnp.trace(m.rho, axis1=1, axis2=2)) for m in (model, other)]
+    tokens, teacher = (jnp.sqrt(new / old)[:, None, None] for old, new in zip(*sizes, strict=True))
+    return dataclasses.replace(x, q=tokens**2 * x.q, V=tokens**2 * x.V, theta=tokens * teacher * x.theta)
 
 
 def _of_a_state(states: State, summary: State) -> State:
