@@ -310,6 +310,26 @@ def test_revived_starts_are_possible_students():
             assert float(jnp.max(abs(student.theta))) >= 0.4 * float(jnp.max(abs(start.theta)))
 
 
+def test_a_neighbour_of_larger_tokens_or_another_teacher_is_a_start(model):
+    """The weights of the neighbour are the start. Its overlaps are not admissible where the tokens are smaller."""
+    nodes = ta.Lines(3, replicates=2)
+    large = ta.solve(ta.DotProduct(sigma=0.58, teacher=1.1), 2.6, "semantic", nodes)
+    assert large.ok and not admissible(model, large.overlaps)
+    with pytest.raises(ta.InputError, match="start must be finite"):
+        ta.solve(model, 2.6, "semantic", nodes, start=large.overlaps)
+    cold, warm = (ta.solve(model, 2.6, "semantic", nodes, start=start) for start in (None, large))
+    assert warm.ok
+    np.testing.assert_allclose(warm.gen_error, cold.gen_error, rtol=1e-5)
+
+
+def test_a_branch_that_is_not_found_from_a_start_is_looked_for_from_its_own(model):
+    nodes = ta.Lines(3, replicates=2)
+    positional = state(CASES[1])  # theta is zero, and stays so
+    found, expected = (ta.solve(model, 2.0, "semantic", nodes, start=start) for start in (positional, None))
+    assert found.ok and found.label == "semantic"
+    np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_a_branch_with_a_large_response_is_not_absent():
     """At lam = .0003 the first search misses the semantic state, which a neighbour's state leads to."""

@@ -122,6 +122,27 @@ def test_a_state_is_stable_if_what_is_zero_does_not_grow():
             assert ta.results.FixedPoint(found.model, found.alpha, found.replicates, None).stable == (rate < 1)
 
 
+def test_weights_are_seen_by_other_models():
+    """The overlaps of given weights with smaller tokens and a larger teacher, by their definitions."""
+    rng, d, sigma, other, size = np.random.default_rng(0), 50, 0.5, 0.4, 1.5
+    Q, Q_star = rng.standard_normal((2, d, 1))
+
+    def overlaps(sigma, teacher):
+        q, theta = (np.tile(sigma**2 * Q.T @ a / d, (2, 1, 1)) for a in (Q, teacher))
+        return q, theta
+
+    q, theta = overlaps(sigma, Q_star)
+    x = ta.Overlaps(jnp.asarray(q), jnp.ones((2, 1, 1)), jnp.asarray(theta), jnp.ones((2, 1)))
+    point = made.fixed_point()
+    replicates = jax.tree.map(lambda a: jnp.stack([a] * 4), x)
+    point = eqx.tree_at(lambda p: p.replicates.overlaps, point, replicates)
+    seen = point.seen_by(ta.DotProduct(sigma=other, teacher=size))
+    for found, expected in zip((seen.q, seen.theta), overlaps(other, size**0.5 * Q_star), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_array_equal(seen.m, x.m)
+    assert point.seen_by(ta.DotProduct(rank=2)).q.shape == (2, 1, 1)  # not of the shape that `solve` needs
+
+
 def test_a_batch_keeps_its_lanes_apart():
     first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
     renamed = ta.results.FixedPoint(second.model, second.alpha, second.replicates, first.branch)

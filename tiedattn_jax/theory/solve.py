@@ -63,7 +63,8 @@ def solve(
 
     The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
     modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
-    at once.
+    at once. In a fit do not write ``jax.jit(jax.value_and_grad(jax.vmap(...)))``: a loop over the settings in Python,
+    with the last states as `start`, has its first gradient sooner and takes shorter steps; the page on fitting has it.
 
     Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
     jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
@@ -80,8 +81,9 @@ def solve(
         rtol: largest relative error bar of the order parameters and of the training loss. The averaging rule is then
             chosen and refined until this holds, so `nodes` must not be given. If the largest averages do not reach it,
             the status is `imprecise`. Not available under `jit`.
-        start: overlaps near the state, for instance those of a neighbour. By default the branch has its own start, and
-            the search begins on coarse averages.
+        start: a state nearby, such as the one before in a scan or a fit, or overlaps near the solution. By default the
+            branch has its own start, and the search begins on coarse averages. A branch that is not found from `start`
+            is looked for from its own start (concrete numbers only).
         settings: tolerances; by default `Settings()`.
         progress: None, True for a bar, or a function of the numbers of root searches that are done and known.
 
@@ -207,8 +209,11 @@ _SMALL = 0.3
 
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
     """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
-    initial = branch_start(problem.model, branch) if start is None else start
-    states = yield from (problem.solve_from_far if start is None else problem.solve_replicates)(initial)
+    states = None if start is None else (yield from problem.solve_replicates(start))
+    # A branch is defined without its start: replicates that lack it from there look for it from its own.
+    if states is None or (branch is not None and not np.all(states.has_state)):
+        others = yield from problem.solve_from_far(branch_start(problem.model, branch))
+        states = others if states is None or np.sum(others.has_state) >= np.sum(states.has_state) else states
     free = np.asarray(problem.free)
     if np.all(states.status == Status.unresolved):
         return states, problem.free
@@ -404,7 +409,7 @@ def _checked(
         check_alpha(model, alpha),
         branch_of(branch).name,
         None if nodes is None else make_rule(nodes, model),
-        None if start is None else check_start(model, start),
+        None if start is None else check_start(model, start.seen_by(model) if isinstance(start, FixedPoint) else start),
     )
     tol, dtype = Settings.tol, model.lam.dtype
     if rtol is not None:
