@@ -16,8 +16,8 @@ def test_weak_recovery_of_exact_labels(L):
     model = ta.DotProduct(mixing=np.full((L, L), 1 / L), encodings=np.eye(L))
     threshold = ta.threshold(model, "weak_recovery")
     assert float(threshold.alpha) == pytest.approx(1 / (L * (L + 1)), rel=1e-9)
-    assert float(ta.bayes(model, 0.98 * threshold.alpha).q) == 0
-    assert float(ta.bayes(model, 1.02 * threshold.alpha).q) > 5e-4
+    assert float(ta.bayes(model, 0.98 * threshold.alpha).mean.q[0, 0, 0]) == 0
+    assert float(ta.bayes(model, 1.02 * threshold.alpha).mean.q[0, 0, 0]) > 5e-4
 
 
 def test_single_precision():
