@@ -46,7 +46,7 @@ def searches(monkeypatch):
             parts = jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status))
             return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), template, parts)
 
-        monkeypatch.setattr(multistart, "run_one", lambda path: made.answer_path(path, answer))
+        monkeypatch.setattr(multistart, "run_one", lambda path, progress=None: made.answer_path(path, answer))
 
     return answer_by
 

@@ -131,7 +131,7 @@ def stub_solve(monkeypatch, lines, points=(0, 0.0)):
     """Replace `solve_checked` by a stub that notes requests and returns a status and an error bar by kind of rule."""
     requests = []
 
-    def solve_checked(request):
+    def solve_checked(request, progress=None):
         kind = kind_of(request.nodes.stack)
         requests.append((kind, request.nodes.size, request.start))
         status, bar = lines if kind == "L" else points
@@ -144,7 +144,7 @@ def stub_solve(monkeypatch, lines, points=(0, 0.0)):
 
 def refined(model, rtol, **settings):
     request = solving.Request(model, jnp.array(2.0), "semantic", settings=ta.Settings(**settings))
-    return solving._refined(request, rtol)
+    return solving._refined(request, rtol, None)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -153,7 +153,9 @@ def test_rtol_refines_until_the_bars_are_small(model, monkeypatch):
     point, sizes = refined(model, 4e-4, tol=4e-5), (2**14, 2**15, 2**16)
     assert [size for _, size, *_ in requests] == [default_recipe(model, n).rule(model).size for n in sizes]
     assert requests[0][2] is None and requests[1][2] is not None and point.ok
-    monkeypatch.setattr(solving, "_refined", lambda request, rtol: request.settings)  # rtol sets the tolerance
+    monkeypatch.setattr(
+        solving, "_refined", lambda request, rtol, progress: request.settings
+    )  # rtol sets the tolerance
     assert float(ta.solve(model, 2.0, rtol=1e-6).tol) == 1e-7 and float(ta.solve(model, 2.0, rtol=1e-3).tol) == 1e-5
 
 
@@ -181,7 +183,7 @@ def answer_lanes(monkeypatch, answer):
         lanes.append(lane)
         return indexed(jax.tree.map(np.asarray, answer(lane)), 0)
 
-    monkeypatch.setattr(solving, "run_one", lambda path: made.answer_path(path, noted))
+    monkeypatch.setattr(solving, "run_one", lambda path, progress=None: made.answer_path(path, noted))
     return lanes
 
 

@@ -210,8 +210,9 @@ _SMALL = 0.3
 def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
     """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
     states = None if start is None else (yield from problem.solve_replicates(start))
-    # A branch is defined without its start: replicates that lack it from there look for it from its own.
-    if states is None or (branch is not None and not np.all(states.has_state)):
+    # A branch is defined without its start: if replicates lack it from there, they look for it from its own. A start
+    # does not change what the nodes do not resolve.
+    if states is None or (branch and not np.all(states.has_state | (states.status == Status.unresolved))):
         others = yield from problem.solve_from_far(branch_start(problem.model, branch))
         states = others if states is None or np.sum(others.has_state) >= np.sum(states.has_state) else states
     free = np.asarray(problem.free)
