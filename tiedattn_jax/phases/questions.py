@@ -6,7 +6,8 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from itertools import combinations, pairwise
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -47,6 +48,7 @@ ORDER_AXES = {
     "m": ("token", "column"),
 }
 Column = tuple[Any, Any]  # a number with its error bar, or a label with None
+Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell
 
 
 class Question(NamedTuple):
@@ -92,6 +94,20 @@ def numbers_of_states(states: FixedPoint) -> dict[str, tuple[Float[np.ndarray, "
         return values if name in _ALWAYS else np.where(spread_to(missing, values), np.nan, values)
 
     return {name: (column(name, means[name]), column(name, bars[name])) for name in means if name != "status"}
+
+
+def has_number(cell: Any, number: str) -> bool:
+    """Return whether a cell has a number of this dotted name."""
+    try:
+        attrgetter(number)(cell)
+    except (AttributeError, InputError):  # such as a scalar of more than two tokens
+        return False
+    return True
+
+
+def reader_of(number: Reader) -> Callable[[Any], Any]:
+    """Return the function that reads a number from a cell."""
+    return attrgetter(number) if isinstance(number, str) else number
 
 
 def entries_by_name(name: str, values: Any) -> dict[str, Any]:

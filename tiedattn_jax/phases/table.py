@@ -6,10 +6,10 @@ why there is none. `questions` says how a table reads the results of each kind o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -35,17 +35,18 @@ from .questions import (
     Column,
     Intersection,
     Question,
+    Reader,
     dataset,
     differences_of,
     entries_by_name,
+    has_number,
     intersections_of,
     jumps_of,
     kind_of,
+    reader_of,
 )
 
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
-
-Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell
 
 
 class Missing(eqx.Module):
@@ -199,7 +200,7 @@ class Table(Result, Tabular):
         """
         number, column = self._found_number(number)
         if column is None:
-            read = (_reader(number)(cell) if found else None for cell, found in self._with_found())
+            read = (reader_of(number)(cell) if found else None for cell, found in self._with_found())
             column = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]), None
         values = np.asarray(column[0])
         return values if values.dtype.kind == "U" else values.astype(float)
@@ -212,15 +213,14 @@ class Table(Result, Tabular):
         """
         number, column = self._found_number(number)
         if column is not None:
-            values, bars = column
-            return np.zeros(np.shape(values)) if bars is None else np.asarray(bars)
+            return np.zeros(np.shape(column[0])) if column[1] is None else np.asarray(column[1])
         return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found()])
 
     def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
         """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
         number = self.kind.main if number is None else number
         first = next((cell for cell, found in self._with_found() if found), None)
-        if not isinstance(number, str) or _has(first, number):
+        if not isinstance(number, str) or has_number(first, number):
             return number, None
         if first is not None or number in self._named:
             number = require_choice(number, "number", self._named)
@@ -233,9 +233,8 @@ class Table(Result, Tabular):
                 return value.stderr
             if np.asarray(value).dtype.kind != "f":  # a label is exact
                 return np.zeros(())
-            if number in ORDER_AXES and isinstance(
-                cell, FixedPoint
-            ):  # scalars of a state: its replicates as a batch of states have one each
+            # Scalars of a state: its replicates as a batch of states have one each.
+            if number in ORDER_AXES and isinstance(cell, FixedPoint):
                 states, count = cell.replicates, cell.replicates.status.size
                 one_each = jax.tree.map(lambda a: a[:, None], states)
                 batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
@@ -243,9 +242,9 @@ class Table(Result, Tabular):
             if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
                 return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
         bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
-        if isinstance(number, str) and not hasattr(bars, "dtype") and not _has(bars, number):
+        if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
             return np.zeros(())
-        return bars if hasattr(bars, "dtype") else _reader(number)(bars)
+        return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
 
     def _with_found(self) -> Iterator[tuple[Any, bool]]:
         return zip(self.cells, self.found.ravel().tolist(), strict=True)
@@ -459,16 +458,3 @@ class Table(Result, Tabular):
         figures = self.kind.figures if number is None else FIGURES
         named = {} if number is None else {"number": number}
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)
-
-
-def _has(cell: Any, number: str) -> bool:
-    """Return whether a cell has a number of this dotted name."""
-    try:
-        attrgetter(number)(cell)
-    except (AttributeError, InputError):  # such as a scalar of more than two tokens
-        return False
-    return True
-
-
-def _reader(number: Reader) -> Callable[[Any], Any]:
-    return attrgetter(number) if isinstance(number, str) else number
