@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, PyTree, Shaped
 from .nodewise import interpreted, operations
 
 BLOCK = 128  # nodes of one program of a kernel, one in each thread
-_MOST_OPERATIONS = 20_000  # in a step of a kernel
+_MOST_OPERATIONS = 4_000  # in a step of a kernel; two tokens need 500, three 1,600
 
 
 def loop_kernel(

@@ -42,7 +42,7 @@ def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple[int, int, int]
         place = low + (1 + inner) * np.arange(x.shape[axis])
         side = max(0, low + high + x.shape[axis] + inner * max(0, x.shape[axis] - 1))
         rows = {int(p): row for p, row in zip(place, np.moveaxis(x, axis, 0), strict=True)}
-        empty = _fill(np.delete(x.shape, axis), lambda _: value.item())
+        empty = _fill(x.shape[:axis] + x.shape[axis + 1 :], lambda _: value.item())
         x = np.stack([rows.get(k, empty) for k in range(side)], axis)
     return x
 
@@ -235,7 +235,7 @@ def _operations(jaxpr: jex.Jaxpr) -> float:
         elif name == "dot_general":
             (summed, _), _ = eqn.params["dimension_numbers"]
             count += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in summed)
-        elif name not in _ENTRY_MOVES | _ENTRY_JOINS:
+        elif name not in _ENTRY_MOVES | _ENTRY_JOINS and name != "iota":
             return math.inf
     return count
 

@@ -37,6 +37,8 @@ _SETTINGS = (
     *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
     *"jax_numpy_dtype_promotion jax_numpy_rank_promotion".split(),
 )
+# jax does not store kernels of Triton, because their form may differ in its next version; the key holds the version.
+_STORABLE = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
 
 
 def source() -> str:
@@ -178,7 +180,7 @@ def traced_in(
             return jax.tree.leaves(results[-1])
 
         try:
-            traced = export.export(jax.jit(flat))(*leaves)
+            traced = export.export(jax.jit(flat), disabled_checks=_STORABLE)(*leaves)
         except ValueError:  # of jax, which cannot store it, or of the function, which raises it again when called
             return None
         out_tree = jax.tree.structure(results[0])
