@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jaxtyping
 import pytest
+from changed import tests_since
 from parts import part
 
 import tiedattn_jax as ta
@@ -33,18 +34,32 @@ ta.use_compilation_cache()
 
 def pytest_addoption(parser):
     parser.addoption("--part", type=part, metavar="K/N", help="run one of N parts of the selected tests, K from 1 to N")
+    text = "run the tests of what changed since a commit, by default main; see tests/changed.py"
+    parser.addoption("--changed", nargs="?", const="main", metavar="COMMIT", help=text)
 
 
 def pytest_collection_modifyitems(config, items):
-    chosen = config.getoption("part")
+    chosen, commit = config.getoption("part"), config.getoption("changed")
     if chosen is not None:
-        config.hook.pytest_deselected(items=[item for item in items if not chosen.contains(item.nodeid)])
-        items[:] = [item for item in items if chosen.contains(item.nodeid)]
+        _select(config, items, chosen.contains)
+    if commit is not None:
+        try:
+            tests = tests_since(commit)
+        except ValueError as error:
+            raise pytest.UsageError(f"--changed {error}") from error
+        _select(config, items, lambda name: name.startswith(tests))
+
+
+def _select(config, items, is_selected):
+    """Keep the items whose names are selected."""
+    config.hook.pytest_deselected(items=[item for item in items if not is_selected(item.nodeid)])
+    items[:] = [item for item in items if is_selected(item.nodeid)]
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Let a part without tests pass: the other parts have run what was selected."""
-    if session.config.getoption("part") is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+    """Let a part without tests pass: the other parts have run what was selected. So does a change without tests."""
+    is_narrowed = session.config.getoption("part") is not None or session.config.getoption("changed") is not None
+    if is_narrowed and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 

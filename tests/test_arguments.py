@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.model.layers import LAYERS
 
 HERE = Path(__file__).parent
 
@@ -74,11 +75,9 @@ GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key
 
 # By function: arguments of the base call, and another value of each argument that is to change the result.
 CHANGES = {
-    "DotProduct": LAYER,
+    **dict.fromkeys((layer.__name__ for layer in LAYERS.values()), LAYER),
     "CausalDotProduct": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
     "UntiedDotProduct": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
-    "ReLUAttention": LAYER,
-    "LinearAttention": LAYER,
     "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
     "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
     "sample_data": (

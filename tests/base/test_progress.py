@@ -1,9 +1,12 @@
 """One protocol of progress: nothing, a bar, or a function that is told what is done and of how much."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.progress import in_parts, reporter, silent
+from tiedattn_jax.base.progress import in_parts, one_search, reporter, silent
+from tiedattn_jax.dynamics.flow import refined
 from tiedattn_jax.theory.engine import run
 from tiedattn_jax.theory.paths import Call
 
@@ -51,7 +54,7 @@ def test_progress_of_no_kind_is_refused():
 
 def every_function(model, lines, progress):
     """Calls of all functions that search, with their progress."""
-    state = ta.solve(model, 1.5, nodes=lines)
+    state, points = ta.solve(model, 1.5, nodes=lines), ta.Sobol(2**6, replicates=2)
     return [
         lambda: ta.solve(model, 2.0, nodes=lines, progress=progress),
         lambda: ta.find_states(model, 2.0, lines, count=4, progress=progress),
@@ -60,8 +63,33 @@ def every_function(model, lines, progress):
         lambda: ta.find_event(model, "semantic baseline", lines, start=state, progress=progress),
         lambda: ta.trace_branch(model, "alpha", (1.9, 2.1), nodes=lines, points=3, progress=progress),
         lambda: ta.best_ridge(model, 1.0, nodes=lines, bracket=(1e-3, 3e-3), progress=progress),
+        lambda: ta.sgd(
+            model, (0.2, 0.1, 0.1), 0.5, 1.0, nodes=ta.Sobol(2**6, replicates=2), points=3, progress=progress
+        ),
+        lambda: ta.emergence(model, 0.1, 0.5, 1.0, nodes=points, points=3, progress=progress),
         lambda: ta.branch_ends(ta.sweep(model, "semantic", alpha=[0.9, 2.0], nodes=lines), lines, progress=progress),
     ]
+
+
+def test_runs_are_counted_until_one_is_resolved():
+    """Every run has four times as many steps as the one before; the last one need not be resolved."""
+    for resolved, most, expected in ((16, 64, [1, 4, 16]), (1, 64, [1]), (99, 4, [1, 4]), (99, 1, [1])):
+        counts, steps = [], []
+
+        def run(count, resolved=resolved, steps=steps):
+            steps.append(count)
+            return SimpleNamespace(status=ta.Status.converged if count >= resolved else ta.Status.unresolved)
+
+        refined(run, 1, most, lambda *c, counts=counts: counts.append(c))
+        total = len(expected)
+        assert steps == expected and counts == [*((k, k + 1) for k in range(total)), (total, total)]
+
+
+def test_one_search():
+    counts = []
+    with one_search(lambda *c: counts.append(c)):
+        assert counts == [(0, 1)]
+    assert counts == [(0, 1), (1, 1)]
 
 
 def test_every_function_tells_its_progress():
@@ -70,4 +98,6 @@ def test_every_function_tells_its_progress():
     for call in every_function(ta.DotProduct(), lines, lambda *c: counts.append(c)):
         counts.clear()
         call()
-        assert [done for done, _ in counts] == list(range(1, len(counts) + 1)) and counts[-1][0] == counts[-1][1]
+        first = counts[0][0]  # some tell that they begin
+        assert [done for done, _ in counts] == list(range(first, first + len(counts))) and first in (0, 1)
+        assert counts[-1][0] == counts[-1][1]

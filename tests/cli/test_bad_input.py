@@ -31,7 +31,6 @@ QUOTED = {
     "a folder that can be written": f"solve --out /dev/null/here, solve --out /dev/null, solve --out {LONG}",
     "LOW < HIGH": "diagram --x alpha 2 1 5, diagram --x alpha 1 inf 5",
     "POINTS >= 1": "diagram --x alpha 1 2 0, diagram --x alpha 1 2 2.5",
-    "one of alpha, omega, sigma, lam": "diagram --x beta 1 2 5",
     "another": "diagram --y alpha 1 2 5",
 }  # fmt: skip
 MEMORY = (
@@ -55,6 +54,9 @@ ROWS = [
     ("solve --alpha", "--alpha", "expected one argument"),
     ("solve --mixing .6 .4 .4", "--mixing", "expected 4 arguments"),
     ("diagram --x alpha 1 2", "--x", "expected 4 arguments"),
+    ("diagram --x beta 1 2 5", "--x", "'beta'", "one of alpha, lam, omega, sigma, or an entry like mixing[0,1]"),
+    ("diagram --y beta 1 2 5 --optimal", "--y", "'beta'", "one of alpha, lam, omega, sigma, or an entry like"),
+    ("diagram --y mixing[0,2] .1 .2 5", "--y", "'mixing[0,2]'", "an entry like mixing[0,1]"),
     ("solve --mixing .6 .6 .4 .6", "--mixing", "[[0.6, 0.6], [0.4, 0.6]]", "every row summing to 1"),
     ("solve --mixing 1.2 -.2 .4 .6", "--mixing", "'1.2'", "in [0, 1]"),
     ("solve --layer softmax", "--layer", "'softmax'", "choose from", "untied_dot_product"),

@@ -60,6 +60,7 @@ def test_other_axes(capsys, monkeypatch):
     assert (arguments["devices"], arguments["resume"], arguments["out"]) == (1, True, Path("there/tracks"))
     assert main(words) == 130
     assert (arguments["alpha"], arguments["devices"], arguments["resume"], arguments["out"]) == (2.0, None, False, None)
+    assert main(["diagram", "--x", "mixing[0,1]", "0.1", "0.3", "2"]) == 130 and arguments["x"].name == "mixing[0,1]"
     assert main(["diagram", "--nodes", "1024"]) == 130
     assert arguments["x"].name == "alpha" and "alpha" not in arguments
     np.testing.assert_allclose(arguments["x"].values, np.linspace(0.1, 2, 25))

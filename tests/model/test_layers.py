@@ -1,6 +1,8 @@
 """The shipped layers: their attention, their limits, and their theory against training."""
 
 import pydoc
+import re
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -28,6 +30,12 @@ def fields(model, seed=0, scale=1.0):
     L, r, t = model.shape
     rng = np.random.default_rng(seed)
     return tuple(jnp.asarray(scale * rng.standard_normal((L, k))) for k in (r, t))
+
+
+def test_the_page_lists_every_layer():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "own_layer.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]", page, re.M)
+    assert listed == [layer.__name__ for layer in LAYERS.values()]
 
 
 @pytest.mark.parametrize("name", LAYERS)

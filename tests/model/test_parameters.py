@@ -1,9 +1,10 @@
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.parameters import Parameter, axes_of, scalar_parameters
+from tiedattn_jax.model.parameters import Parameter, axes_of, moved_number, names_of, scalar_parameters
 
 
 def test_read_and_set(model):
@@ -62,6 +63,46 @@ def test_axes(model):
         for other in {"any": [], "monotonic": [[2.0, 1.0, 1.5]], "increasing": [[2.0, 1.0]]}[order]:
             with pytest.raises(ta.InputError, match=f"alpha must be one or more finite, {order} values"):
                 axes_of(model, [], {"alpha": other}, order)
+
+
+def test_names_of_axes(model):
+    numbers = {"sigma": 0.4, "omega": [0.2, 0.3], "lam": "0.1"}
+    assert names_of(model, [ta.Axis("mixing[0,1]", [0.1])], numbers) == ["mixing[0,1]", "omega"]
+    assert names_of([model, model], [], {"alpha": 2.0}) == ["model"]
+
+
+def root(model, value):
+    return eqx.tree_at(lambda m: m.omega, model, value**2)
+
+
+def test_a_number_that_a_search_moves(model):
+    """It is given by its name, or as an axis of the caller's own with the value at which the search begins."""
+    assert moved_number("sigma", model, "x") == Parameter("sigma")
+    number = moved_number(ta.Axis("root", 0.6, root), model, "x")
+    assert number.name == "root" and number.read(model, 2.0, "x") == 0.6
+    changed, alpha = number.set(model, 2.0, 0.5)
+    assert (float(changed.omega), alpha, changed.omega.dtype) == (0.25, 2.0, model.omega.dtype)
+    np.testing.assert_allclose(number.direction(model, 0.5).omega, 1.0)  # d (value^2) / d value
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3.0, "x must be the name of a number, for instance sigma, or Axis"),
+        (ta.Axis("sigma", 0.5), "x must be the name of a number, .* got an Axis without a function put"),
+        (ta.Axis("root", [0.5, 0.6], root), "x must be one number"),
+        (ta.Axis("root", 0.5, lambda m, v: ta.DotProduct(omega=float(v))), "x must have a function put.*jax.numpy"),
+        (ta.Axis("root", 0.5, lambda m: m), "x must have a function put.*TypeError"),
+        (ta.Axis("rank", 0.5, lambda m, v: ta.DotProduct(rank=2)), "x must have .* a model like its argument"),
+        (ta.Axis("root", 0.5, lambda m, v: v), "x must have .* a model like its argument"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_numbers_that_a_search_moves(model, given, message):
+    with pytest.raises(ta.InputError, match=message):
+        moved_number(given, model, "x")
+    with pytest.raises(ta.InputError, match=r"x must be the name of a number, .* or a name"):
+        moved_number(ta.Axis(1, 0.5, root), model, "x")
 
 
 @pytest.mark.parametrize(

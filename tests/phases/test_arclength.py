@@ -1,10 +1,12 @@
 from types import SimpleNamespace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
+from scipy.interpolate import CubicSpline
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
@@ -67,6 +69,20 @@ def test_the_number_of_points(path, model, rule):
     )
     assert len(short_path.values) == 3 and set(short_path.ends) == {"number of points"}
     assert np.ptp(short_path.values) < 0.04
+
+
+@pytest.mark.long
+def test_a_number_of_the_callers(model):
+    """A branch through a number whose square is sigma is the branch through sigma, also where it begins elsewhere."""
+    own = ta.Axis("root", 0.7, lambda m, v: eqx.tree_at(lambda m: m.sigma, m, v**2))
+    at_start, nodes = eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(0.49)), ta.Lines(3, replicates=1)
+    (path,) = ta.trace_branch(model, own, (0.68, 0.72), nodes=nodes, points=5)
+    (expected,) = ta.trace_branch(at_start, "sigma", (0.68**2, 0.72**2), nodes=nodes, points=20)
+    assert path.parameter == "root" and path.values[0] < 0.69 and path.values[-1] > 0.71
+    assert expected.values[0] < path.values[0] ** 2 and path.values[-1] ** 2 < expected.values[-1]
+    theta, sigma = expected.overlaps.theta[:, 0, 0, 0], expected.values
+    interpolant = CubicSpline(sigma, theta)
+    np.testing.assert_allclose(path.overlaps.theta[:, 0, 0, 0], interpolant(path.values**2), rtol=1e-3)
 
 
 def test_through_a_fold(rule):

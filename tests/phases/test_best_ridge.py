@@ -242,6 +242,19 @@ def test_slopes_of_a_number(model, lines, name):
     np.testing.assert_array_equal(by_alpha, [3.0, 4.0])
 
 
+def test_a_number_of_the_callers(model, lines):
+    """Along a number whose square is the ridge, slopes are those of the ridge by the chain rule."""
+    own = ta.Axis("root", 0.1, lambda m, v: eqx.tree_at(lambda m: m.lam, m, v**2))
+    task = prepared_task(model, "semantic", lines, own, (0.01, 0.3), None)
+    ridge = prepared_task(model, "semantic", lines, "lam", (1e-4, 0.09), None)
+    assert task.family.number.read(model, None, "number") == 0.1
+    by_model, by_alpha = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), model), np.array([3.0, 4.0])
+    (_, own_alpha), own_slope = task.family.derivatives(0.2, by_model, by_alpha)
+    (_, lam_alpha), lam_slope = ridge.family.derivatives(0.04, by_model, by_alpha)
+    np.testing.assert_allclose(own_slope, 0.4 * lam_slope, rtol=1e-12)
+    np.testing.assert_array_equal(own_alpha, lam_alpha)
+
+
 def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True, count=1):
     """A place on four replicates, whose x moves by 2 with every number of the model, and whose error by 3.
 

@@ -26,6 +26,7 @@ from tiedattn_jax.phases import grid
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.follow import Follower
 from tiedattn_jax.phases.questions import numbers_of_states
+from tiedattn_jax.phases.sweep import Grid
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Lane
 from tiedattn_jax.theory.solve import Problem
@@ -225,11 +226,38 @@ def test_tracks_run_along_alpha_from_the_largest(canned, model, lines, turned):
         np.testing.assert_array_equal(q[:, row], cells["q"])
 
 
+def test_a_diagram_of_models(canned, model, lines):
+    """Models of a list are an axis, with numbers that they share; tracks run along the other one."""
+    cells, _ = canned
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    models = [eqx.tree_at(lambda m: m.sigma, model, jnp.asarray(s)) for s in (0.4, 0.5, 0.6)]
+    result = ta.phase_diagram(models, alpha=ALPHAS, lam=0.02, nodes=lines, devices=1)
+    assert result.x[0] == "model" and result.x[1].tolist() == [0, 1, 2] and result.y[0] == "alpha"
+    np.testing.assert_allclose(result.semantic.model.sigma, [[0.4, 0.5, 0.6]] * len(ALPHAS))
+    np.testing.assert_allclose(result.semantic.alpha, np.transpose([ALPHAS] * 3))
+    q = made.cells_of(result)["q"]
+    for column in range(3):
+        np.testing.assert_array_equal(q[:, :, column], cells["q"])
+    assert result.attrs["numbers"]["lam"] == 0.02 and "sigma" not in result.attrs["numbers"]
+    pairs = [(m, a) for m, a in zip(models, (1.0, 2.0, 1.25), strict=True)]
+    result = ta.phase_diagram(pairs, omega=[0.2, 0.3, 0.4, 0.5], nodes=lines, devices=1)
+    np.testing.assert_allclose(result.semantic.alpha, [[1.0, 2.0, 1.25]] * 4)
+    np.testing.assert_allclose(result.semantic.model.omega[:, 0], [0.2, 0.3, 0.4, 0.5])
+    assert result.attrs["alpha"] is None
+
+
+def test_a_number_of_the_callers_needs_no_jax(canned, model, lines):
+    """The function of an axis is called with single values, as in `sweep`."""
+    sigmas = ta.Axis("place", [0.0, 1.0], lambda m, v: eqx.tree_at(lambda m: m.sigma, m, jnp.array([0.4, 0.6][int(v)])))
+    result = ta.phase_diagram(model, sigmas, alpha=ALPHAS, nodes=lines, devices=1)
+    np.testing.assert_allclose(result.positional.model.sigma, [[0.4, 0.6]] * len(ALPHAS))
+
+
 @pytest.fixture
 def rows(model, lines):
     """The grid of these tests before anything is solved."""
     axes = Axis("omega", np.array(OMEGAS)), Axis("alpha", np.array(ALPHAS))
-    return grid._Grid.of(model, *axes, None, lines, SETTINGS)
+    return grid._Grid.of(Grid.of(model, axes, {}, with_alpha=True), lines, SETTINGS)
 
 
 def test_a_track_alone_gives_the_same(diagram, rows):
@@ -282,7 +310,7 @@ def test_where_tracks_begin(rows, model, lines):
 
     omegas = np.array([0.3, 0.35, 0.4, 0.45])
     axes = Axis("omega", omegas), Axis("alpha", np.array(ALPHAS))
-    longer = grid._Grid.of(model, *axes, None, lines, SETTINGS)
+    longer = grid._Grid.of(Grid.of(model, axes, {}, with_alpha=True), lines, SETTINGS)
     first_states = made.answer_path(longer.first_cells(0), coarse_lane)
     np.testing.assert_allclose([x.q.mean() / start.q.mean() for x in first_states], [2, 1, 2, 2])
     np.testing.assert_allclose(requests, np.stack([omegas, [1, 2, 1, 1]], 1))  # starts from the row before, if found

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from made import SPREAD, point
 from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import tiedattn_jax as ta
@@ -223,6 +224,21 @@ def test_colours_are_told_apart():
         for k, first in enumerate(names):
             for second in names[k + 1 :]:
                 assert np.linalg.norm(perceived[first] - perceived[second]) > 0.08, (first, second)
+
+
+def luminance(colour):
+    """The relative luminance of a colour, from 0 for black to 1 for white."""
+    rgb = np.array(matplotlib.colors.to_rgb(colour))
+    return np.dot([0.2126, 0.7152, 0.0722], np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92))
+
+
+def test_branches_are_told_apart_in_grey():
+    """Their lightness L* differs by twenty; both are seen on white and on the dark ground of notebooks."""
+    light, dark = (luminance(COLOURS[name]) for name in ("positional", "semantic"))
+    assert 116 * (np.cbrt(light) - np.cbrt(dark)) > 20
+    white, black = (luminance(ground) for ground in ("white", "#111111"))
+    for colour in (light, dark):  # contrast as in the accessibility guidelines: 3 for graphics
+        assert (white + 0.05) / (colour + 0.05) > 2.9 and (colour + 0.05) / (black + 0.05) > 2.9
 
 
 BAR = float(error_bar(SPREAD))  # relative error bar of every number of a point
@@ -570,6 +586,34 @@ def test_slices():
     assert labels(lower) == ["positional", "semantic", "linear baseline"] and labels(upper_right)[-1] == "uninformed"
     assert (positional.get_color(), semantic.get_color()) == (COLOURS["positional"], COLOURS["semantic"])
     assert lower_right.get_title() == "" and upper.get_title(loc="left") == r"$\omega$ = 0.1"
+
+
+@pytest.mark.parametrize("height", [2.4, 6.0])
+def test_labels_of_slices_do_not_overlap(height):
+    """Low rows have the symbols alone, in a figure as wide as a column of a paper."""
+    with matplotlib.rc_context({"figure.figsize": (3.4, height)}):
+        figure = slice_figure(diagram(), [0, 1])
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+    shown = [axis.yaxis.label for axis in figure.axes if axis.get_ylabel()]
+    upper, lower = (label.get_window_extent(canvas.get_renderer()) for label in shown)
+    assert upper.y0 > lower.y1 and upper.y1 <= figure.bbox.y1
+    assert [label.get_text() for label in shown] == [
+        text if height > 4 else text[text.index("$") :] for text in (LABELS["train_loss"], LABELS["gen_error"])
+    ]
+
+
+def test_models_of_a_list_are_places():
+    """Nothing is drawn between the models of a list, and their places are integers."""
+    by_model, places = diagram(), np.arange(3.0)
+    by_model.x, by_model.y = ("model", places), ("alpha", np.array([1.0, 2.0]))
+    for name in ("alpha_c", "alpha_l"):
+        events = made.events(name, "model", places, places + 1, 0.1 * places)
+        setattr(by_model, name, lambda events=events: events)
+    left = diagram_figure(by_model).axes[0]
+    drawn = [line for line in left.lines if line.get_gid() in ("alpha_c", "alpha_l")]
+    assert [(line.get_linestyle(), line.get_marker()) for line in drawn] == [("None", "o"), ("None", "D")]
+    assert all(tick == round(tick) for tick in left.get_xticks())
 
 
 def test_attention():

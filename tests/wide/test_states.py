@@ -247,7 +247,7 @@ def spike():
     @jax.jit
     def state(length):
         model = Positions(teacher=ta.Wishart(0.5), tau=0.05, encodings=length)
-        found = solve.states(model, jnp.asarray(0.4), nodes, jnp.array([0.7, 0.6, 1.0, 0.0]))
+        found = solve.states(model, jnp.asarray(0.4), nodes, jnp.array([0.7, 0.6, 1.0, 0.0]), False)
         return jax.tree.map(lambda a: a[0], found)
 
     return state, jax.tree.map(lambda a: a[0], nodes)

@@ -6,11 +6,8 @@ The room of that kind registers its form by `form_of`; the function itself, unde
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
-
-from .progress import reporter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,14 +23,7 @@ def with_other_forms(fn: Callable[P, T]) -> Callable[P, T]:
         first = args[0] if args else kwargs.get("model")
         while isinstance(first, (list, tuple)) and first:  # models, or pairs of a model and an alpha
             first = first[0]
-        other = next((form for kind, form in forms.items() if isinstance(first, kind)), fn)
-        if "progress" not in kwargs or "progress" in inspect.signature(other).parameters:
-            return other(*args, **kwargs)
-        report = reporter(kwargs.pop("progress"), "results")  # a form that counts nothing is one piece of work
-        report(0, 1)
-        result = other(*args, **kwargs)
-        report(1, 1)
-        return result
+        return next((form for kind, form in forms.items() if isinstance(first, kind)), fn)(*args, **kwargs)
 
     return call
 

@@ -2,15 +2,17 @@
 
 The argument `progress` of these functions is None, which shows nothing, True, which shows a bar on stderr, or a
 function ``progress(done, total)`` of two integers. It counts all work of the call once and in one unit: settings of a
-sweep, branches in cells of a diagram, root searches of a single state or event. Work that is found on the way, such as
-a repetition, makes `total` larger.
+sweep, branches in cells of a diagram, root searches of a single state or event, runs of a trajectory. Work that is
+found on the way, such as a repetition, makes `total` larger. Functions that are one compiled program, such as `gamp`,
+`train` and `population`, have no progress, because the host does not see their loops.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,6 +47,15 @@ def reporter(progress: Any, unit: str) -> Report:
     if not callable(progress):
         raise InputError("progress", f"must be None, True or a function of (done, total), got progress={progress!r}")
     return progress
+
+
+@contextlib.contextmanager
+def one_search(progress: Progress) -> Iterator[None]:
+    """Count what is computed inside this context as one search."""
+    report = reporter(progress, "searches")
+    report(0, 1)
+    yield
+    report(1, 1)
 
 
 def in_parts(progress: Progress) -> Progress:

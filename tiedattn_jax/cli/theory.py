@@ -27,7 +27,6 @@ from ..theory.solve import solve
 from .options import (
     ALPHA,
     MODEL,
-    NUMBERS,
     OPTIMAL,
     Command,
     Report,
@@ -192,17 +191,17 @@ def run_solve(args: argparse.Namespace) -> Report:
     return Report(point.to_dict(), point.summary(), {}, bool(point.ok), nodes)
 
 
-NAMES = ("alpha", *NUMBERS)
 AXES = {"x": "alpha 0.1 2.0 25", "y": "omega 0.02 0.5 25"}
 _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row of the table
 
 
 _AXIS = "NAME", "LOW", "HIGH", "POINTS"
+_GRID_AXIS = "{} axis of the grid: alpha, a number of the model, or an entry such as mixing[0,1]"
 _ALPHA = f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}"
 _DIAGRAM = {
     **MODEL,
     **averages("grid"),
-    **{k: option(f"{k} axis of the grid", default=axis.split(), nargs=4, metavar=_AXIS) for k, axis in AXES.items()},
+    **{k: option(_GRID_AXIS.format(k), default=axis.split(), nargs=4, metavar=_AXIS) for k, axis in AXES.items()},
     "alpha": option(_ALPHA, positive),
     "devices": option("number of devices for the grid; by default all; a CPU is one", integer()),
     "resume": option("continue from the finished tracks in the folder of --out", action="store_true"),
@@ -219,11 +218,11 @@ def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
     name, *limits, points = words
     try:
         low, high, size = *map(float, limits), int(points)
-        is_valid = name in NAMES and -np.inf < low < high < np.inf and size >= 1
+        is_valid = -np.inf < low < high < np.inf and size >= 1
     except ValueError:
         is_valid = False
     if not is_valid:
-        requirement = f"NAME LOW HIGH POINTS with NAME one of {', '.join(NAMES)}, LOW < HIGH and POINTS >= 1"
+        requirement = "NAME LOW HIGH POINTS with LOW < HIGH and POINTS >= 1"
         raise InputError(option, f"must be {requirement}, got {' '.join(words)!r}")
     return name, low, high, size
 
@@ -244,11 +243,11 @@ def run_diagram(args: argparse.Namespace) -> Report:
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
         recoveries: list[Any] = []
-        if args.optimal:
-            other = x if y.name == "alpha" else y
-            for event in RECOVERIES:
-                recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
         try:
+            if args.optimal:
+                other = x if y.name == "alpha" else y
+                for event in RECOVERIES:
+                    recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
             diagram = phase_diagram(
                 model,
                 x,

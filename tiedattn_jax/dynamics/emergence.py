@@ -39,6 +39,7 @@ from ..base.errors import (
     require_number,
     require_positive,
 )
+from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of
 from ..base.results import Replicated, Status
 from ..model.model import Model
@@ -188,6 +189,7 @@ def emergence(
     nodes: AnyNodes = None,
     points: int = 51,
     steps: int | None = None,
+    progress: Progress = None,
 ) -> Emergence:
     """Follow the fluctuations of a student without overlaps under one-pass stochastic gradient descent.
 
@@ -204,6 +206,7 @@ def emergence(
         points: number of times, from zero to `until`.
         steps: Runge-Kutta steps between two of them. By default as many as resolve the variances to 1e-4, at most 64;
             inside `jit`, `vmap` and `grad` there is one.
+        progress: as in `sgd`.
 
     Returns:
         An `Emergence`. Its `time` gives the time at which a mechanism emerges in dimension d.
@@ -234,7 +237,7 @@ def emergence(
         return _runs(model, R, jnp.asarray(is_random, dtype), (eta, kappa, until), directions, rule, points, steps)
 
     is_fixed = steps is not None or not at_top_level(model, R, eta, kappa, until)
-    replicates = run(steps or 1) if is_fixed else refined(run, 1, _MOST)
+    replicates = refined(run, *((steps or 1,) * 2 if is_fixed else (1, _MOST)), progress)
     return Emergence(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 

@@ -32,6 +32,7 @@ from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import precise, spread_to
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
+from ..base.progress import Progress, reporter
 from ..base.results import Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
@@ -82,18 +83,22 @@ def integrated(flow: Callable[[State], State], start: State, until: Float[Array,
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, end)
 
 
-def refined(run: Callable[[int], Run], least: int, most: int) -> Run:
+def refined(run: Callable[[int], Run], least: int, most: int, progress: Progress) -> Run:
     """Return ``run(steps)`` for the first number of steps that resolves it: `least`, or four times as many, and so on.
 
     Args:
         run: function of the number of steps whose result has a status for every replicate.
         most: number of steps from which on the result is returned as it is.
+        progress: as in `base.progress`; counts runs.
     """
-    steps, result = least, run(least)
-    while np.any(np.isin(result.status, (Status.unresolved, Status.nonfinite))) and steps < most:
+    done, steps, report = 0, least, reporter(progress, "runs")
+    while True:
+        report(done, done + 1)
+        result, done = run(steps), done + 1
+        if steps >= most or not np.any(np.isin(result.status, (Status.unresolved, Status.nonfinite))):
+            report(done, done)
+            return result
         steps *= 4
-        result = run(steps)
-    return result
 
 
 def moved(s: State, velocity: State, time: Any) -> State:

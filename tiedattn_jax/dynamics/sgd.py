@@ -31,6 +31,7 @@ from ..base.errors import (
     require_not_negative,
     require_positive,
 )
+from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
 from ..base.results import MeanField, Replicated, Status, quorum
 from ..model.checks import needs
@@ -285,6 +286,7 @@ def sgd(
     nodes: AnyNodes = None,
     points: int = 101,
     steps: int | None = None,
+    progress: Progress = None,
 ) -> Trajectory:
     """Follow a student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
 
@@ -313,6 +315,7 @@ def sgd(
             Sobol points.
         points: number of times, from zero to `until`.
         steps: Runge-Kutta steps between two of them, a power of two.
+        progress: None, True for a bar, or a function of the numbers of finished and of known runs.
 
     Returns:
         A `Trajectory`; `crossing` gives the times of events on it. Its status is "steady state" if the end is within
@@ -340,7 +343,7 @@ def sgd(
         return lane_by_lane(_runs)(model, moments, numbers, rule, points, max(steps, least))
 
     is_fixed = steps is not None or not at_top_level(model, moments, numbers)
-    replicates = run(steps or _TRACED) if is_fixed else refined(run, least, _MOST)
+    replicates = refined(run, *((steps or _TRACED,) * 2 if is_fixed else (least, _MOST)), progress)
     return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 

@@ -23,6 +23,7 @@ from ..base.arrays import Number
 from ..base.errors import InputError, array_of, as_number, require, require_kind, require_precision
 from .checks import check_numbers
 
+MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
 AnyModel: TypeAlias = Any  # a `Model` or a `WideLayer`
 Setter = Callable[[AnyModel, Number], AnyModel]
 Alpha = TypeVar("Alpha", bound=Number | None)
@@ -35,19 +36,21 @@ class Parameter:
     Attributes:
         name: "alpha", a scalar field of the model or of its penalty, or an entry such as "mixing[0,1]".
         put: a caller's own function ``put(model, value)`` that returns the model with this value, or None.
+        own: the value of a caller's own number in the setting, None if it is not known.
     """
 
     name: str
     put: Setter | None = None
+    own: float | None = None
 
     def set(self, model: AnyModel, alpha: Alpha, value: Number) -> tuple[AnyModel, Alpha | Float[Array, ""]]:
         """Return the setting with this number at another value.
 
         If the number is an entry of `mixing`, the other entries of its row are rescaled so that the row sums to one.
         """
+        value = jnp.asarray(value, model.lam.dtype)
         if self.put is not None:
             return self.put(model, value), alpha
-        value = jnp.asarray(value, model.lam.dtype)
         if self.name == "alpha":
             return model, value
         field, index = _entry(self.name)
@@ -68,8 +71,10 @@ class Parameter:
             argument: the caller's argument that named the number; errors say it.
 
         Raises:
-            InputError: the setting has no such number, or the number is a caller's own.
+            InputError: the setting has no such number.
         """
+        if self.own is not None:
+            return self.own
         if self.name == "alpha":
             assert alpha is not None
             return float(alpha)
@@ -110,6 +115,16 @@ class Parameter:
 class Axis:
     """A number of the setting and its values along one side of a table or of a diagram.
 
+    `sweep` and `phase_diagram` take these axes:
+
+        omega=values                        alpha, or a number of the model by name
+        Axis("mixing[0,1]", values)         an entry of an array; that of a row of `mixing` rescales the rest of the row
+        Axis("angle", values, put)          a number of the caller's own
+        model=[first, second]               the models of a list, an axis "model" with their places as values
+
+    `trace_branch` and `best_ridge` move one number and take its name, such as "omega" or "mixing[0,1]", or
+    ``Axis("angle", value, put)`` with the value at which they begin. There `put` must be written with `jax.numpy`.
+
     Attributes:
         name: "alpha", a number of the model such as "sigma" or "mixing[0,1]", or the name of a caller's own number.
         values: its values.
@@ -142,12 +157,54 @@ class Axis:
         return replace(self, values=values)
 
 
+def moved_number(given: str | Axis, model: AnyModel, argument: str) -> Parameter:
+    """Return the number that a search moves, given by its name or as an `Axis` of the caller's own with one value.
+
+    Raises:
+        InputError: it is neither; the value is not one number; or `put` does not return a model like this one for a
+            value that jax traces.
+    """
+    kinds = 'the name of a number, for instance sigma, or Axis("angle", value, put) for one of your own'
+    require_kind(given, argument, (str, Axis), kinds)
+    if isinstance(given, str):
+        return Parameter(given)
+    if given.put is None or not isinstance(given.name, str):
+        raise InputError(argument, f"must be {kinds}, got an Axis without a function put or a name")
+    value = float(as_number(given.values, argument, model.lam.dtype))
+    number = Parameter(given.name, given.put, value)
+    requirement = f"must have a function put(model, value) for {given.name} that is written with jax.numpy and returns"
+    try:
+        changed = jax.eval_shape(lambda value: number.set(model, None, value)[0], value)
+    except (TypeError, jax.errors.JAXTypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(argument, f"{requirement} a model, got {type(error).__name__}: {reason}") from error
+    before, after = (
+        (jax.tree.structure(m), [(a.shape, a.dtype) for a in jax.tree.leaves(m)])
+        for m in (jax.eval_shape(lambda: model), changed)
+    )
+    if before != after:
+        raise InputError(argument, f"{requirement} a model like its argument, got another {type(changed).__name__}")
+    return number
+
+
 # Orders of the values along an axis: how a message says it, and whether values are in this order.
 ORDERS: dict[str, tuple[str, Callable[[Float[np.ndarray, " A"]], Any]]] = {
     "any": ("", lambda a: True),
     "monotonic": (", monotonic", lambda a: abs(np.sign(np.diff(a)).sum()) == a.size - 1),
     "increasing": (", increasing", lambda a: np.diff(a) > 0),
 }
+
+
+def names_of(model: Any, axes: Sequence[Axis], numbers: Mapping[str, Any]) -> list[str]:
+    """Return the names of the axes that a caller gave, in their order: models, axes, and numbers with several values.
+
+    Raises:
+        InputError: one of the axes is not made by `Axis`.
+    """
+    for axis in axes:
+        require_kind(axis, "axes", Axis, 'made by Axis, such as Axis("mixing[0,1]", [0.3, 0.4])')
+    several = [name for name, values in numbers.items() if _is_several(values)]
+    return [*([MODELS] if isinstance(model, (list, tuple)) else []), *(axis.name for axis in axes), *several]
 
 
 def axes_of(
@@ -166,11 +223,10 @@ def axes_of(
     """
     if eqx.is_array(model.lam):
         require_precision(model.lam.dtype, "lam")
-    for axis in axes:
-        require_kind(axis, "axes", Axis, 'made by Axis, such as Axis("mixing[0,1]", [0.3, 0.4])')
+    names_of(model, axes, numbers)
     alpha, several = None, dict[str, Axis]()
     for name, values in numbers.items():
-        if np.iterable(values) and not isinstance(values, str):
+        if _is_several(values):
             several[name] = Axis(name, values)
         elif name == "alpha":
             alpha = values
@@ -196,6 +252,11 @@ def scalar_parameters(model: Any) -> dict[str, float]:
 def arrays_of(model: Any) -> dict[str, Float[np.ndarray, " ..."]]:
     """Return the fields of a concrete model that are arrays with axes, by name."""
     return {name: np.asarray(a) for name, a in vars(model).items() if eqx.is_inexact_array(a) and a.ndim}
+
+
+def _is_several(values: Any) -> bool:
+    """Return whether a number is given by several values, and not by one, or by a text."""
+    return np.iterable(values) and not isinstance(values, str)
 
 
 def _entry(name: str) -> tuple[str, tuple[int, ...]]:

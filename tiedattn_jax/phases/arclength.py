@@ -21,7 +21,7 @@ from ..base.report import Description, Printed, entries, picture
 from ..base.results import Settings, Status, error_bar
 from ..model.model import Model
 from ..model.overlaps import ZERO, Coordinates, Overlaps, admissible, branch_of, label, magnitudes
-from ..model.parameters import Parameter
+from ..model.parameters import Axis, Parameter, moved_number
 from ..theory.engine import run, run_one
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
@@ -121,9 +121,14 @@ class Setting(NamedTuple):
         """Return model and alpha at another value of the parameter."""
         return self.parameter.set(self.model, self.alpha, value)
 
-    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Number | None = None) -> Path:
+    @property
+    def value(self) -> float:
+        """The parameter at the start."""
+        return self.parameter.read(self.model, self.alpha, "parameter")
+
+    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Number) -> Path:
         """Path that solves for the state near given overlaps, on one replicate."""
-        model, alpha = (self.model, self.alpha) if value is None else self.at(value)
+        model, alpha = self.at(value)
         return (yield Problem(model, alpha, nodes, self.free, settings).lane(x, number))
 
 
@@ -157,7 +162,7 @@ class _Continuation:
     def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps):
         self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
         self.coordinates = Coordinates(setting.model, setting.free)
-        value = setting.parameter.read(setting.model, setting.alpha, "parameter")
+        value = setting.value
         ones = jax.tree.map(jnp.ones_like, x)
         # Indices of the coordinates that symmetry does not set to zero.
         self.active = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
@@ -268,7 +273,7 @@ def _mirrored(model: Model, points: Sequence[Overlaps], turn: Overlaps) -> bool:
 
 def trace_branch(
     model: Model,
-    parameter: str,
+    parameter: str | Axis,
     limits: tuple[float, float],
     branch: str | None = "semantic",
     nodes: AnyNodes = None,
@@ -284,7 +289,8 @@ def trace_branch(
 
     Args:
         model, alpha: setting at which the path starts.
-        parameter: "alpha", the name of a scalar field of the model, or an entry such as "mixing[0,1]".
+        parameter: "alpha", the name of a number of the model, an entry such as "mixing[0,1]", or a number of your own,
+            ``Axis("angle", value, put)`` with its value at the start.
         limits: range of the parameter in which the branch is followed.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         nodes: recipe of the averages, or number of nodes; by default `SIZES["path"]`, 2 replicates.
@@ -304,20 +310,19 @@ def trace_branch(
     nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
     branch = branch_of(branch).name
     free, a = branch_of(branch).free(model), check_alpha(model, alpha)
-    require_kind(parameter, "parameter", str, "the name of a number, for instance alpha or sigma")
-    value = Parameter(parameter).read(model, alpha, "parameter")
+    setting = Setting(model, a, moved_number(parameter, model, "parameter"), free)
+    value = setting.value
     requirement = f"two increasing numbers around {value}"
     low, high = array_of(limits, "limits", requirement, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        coarse_path = Problem(model, a, nodes, free, settings).coarse_lane(branch_start(model, branch))
+        coarse_path = Problem(*setting.at(value), nodes, free, settings).coarse_lane(branch_start(model, branch))
         progress = in_parts(progress)
         overlaps = run_one(together([coarse_path]), progress)[0].overlaps
     else:
         overlaps = check_start(model, start.overlaps if isinstance(start, FixedPoint) else start)
-    setting = Setting(model, a, Parameter(parameter), free)
     paths = [_branch_path(setting, nodes, k, overlaps, settings, (low, high), step, points)
              for k in range(nodes.replicates)]  # fmt: skip
     return run(paths, progress=progress)
@@ -329,7 +334,7 @@ def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, s
     Raises:
         InputError: there is no state near the start.
     """
-    state = yield from setting.solve(nodes, number, start, settings)
+    state = yield from setting.solve(nodes, number, start, settings, setting.value)
     if not state.has_state:
         raise InputError("start", f"must be near a state, got one with status {Status.name_of(state.status)}")
     return _Continuation(setting, nodes, number, state.overlaps)
@@ -399,6 +404,5 @@ def _nearest_fold(
     candidates = [w for w in folds if limits[0] < curve.value(w) < limits[1]]
     if not candidates:
         return None
-    value = setting.parameter.read(setting.model, setting.alpha, "parameter")
-    nearest = min(candidates, key=lambda w: abs(curve.value(w) - value))
+    nearest = min(candidates, key=lambda w: abs(curve.value(w) - setting.value))
     return curve.value(nearest), (yield from curve.state_at(nearest))

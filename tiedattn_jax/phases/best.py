@@ -27,12 +27,12 @@ from jaxtyping import Array, Float
 from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Replicate
 from ..base.arrays import GivenArray, Number, indexed, spread_to
-from ..base.errors import InputError, require, require_choice, require_kind
+from ..base.errors import InputError, require, require_choice
 from ..base.progress import Progress
 from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
-from ..model.parameters import Parameter
+from ..model.parameters import Axis, moved_number
 from ..theory.engine import run_one
 from ..theory.observables import gen_error_in
 from ..theory.paths import Failure, Path
@@ -72,7 +72,7 @@ def best_ridge(
     branch: str | None = "semantic",
     nodes: AnyNodes = None,
     *,
-    number: str = "lam",
+    number: str | Axis = "lam",
     bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
@@ -83,7 +83,7 @@ def best_ridge(
     semantic state, or the uninformed state if neither of them exists in the bracket. The global minimum changes its
     branch at a value of the ridge, and its error jumps there. If the error falls towards that transition, the smallest
     error is a limit, and the best ridge is the place of the transition. `jax.grad` of this function works, in the model
-    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(..., best="lam")` treats many settings at once.
+    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(model, "best lam", ...)` treats many settings.
 
     The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
     that are narrower than this can be missed.
@@ -100,7 +100,8 @@ def best_ridge(
         alpha: samples per dimension.
         branch: "positional", "semantic", or None for the global minimum of the training loss.
         nodes: recipe of the averages, or number of nodes; see `make_rule`.
-        number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]".
+        number: name of a positive number of the model, such as "lam", "penalty.strength" or "mixing[0,1]", or a
+            number of your own, ``Axis("scale", value, put)`` with the value at which the walk begins.
         bracket: range of values; by default `RIDGES` for the ridge.
         settings: tolerances; by default `Settings()`.
         progress: as in `solve`.
@@ -120,7 +121,7 @@ def prepared_task(
     model: Model,
     branch: str | None,
     nodes: AnyNodes,
-    number: str,
+    number: str | Axis,
     bracket: tuple[float, float] | None,
     settings: Settings | None,
     size: int = SIZES["solve"],
@@ -128,12 +129,12 @@ def prepared_task(
     """Check the arguments of `best_ridge` and fill in defaults; the alpha of the result is one."""
     rule, tolerances = prepared(model, nodes, settings, size=size)
     branch = require_choice(branch, "branch", [*PAIR, None])
-    require_kind(number, "number", str, 'the name of a number, for instance "lam"')
-    require(number != "alpha", "number", number, "a number of the model")
-    parameter, fixed_model = Parameter(number), lax.stop_gradient(model)
+    fixed_model = lax.stop_gradient(model)
+    parameter = moved_number(number, fixed_model, "number")
+    require(parameter.name != "alpha", "number", parameter.name, "a number of the model")
     parameter.read(fixed_model, None, "number")
-    if bracket is None and number != "lam":
-        raise InputError("bracket", f"must be given for another number than lam, got number={number!r}")
+    if bracket is None and parameter.name != "lam":
+        raise InputError("bracket", f"must be given for another number than lam, got number={parameter.name!r}")
     ends = ends_of(RIDGES if bracket is None else bracket)
     parameter.check(fixed_model, np.array(ends), "bracket")
     family = Family(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))

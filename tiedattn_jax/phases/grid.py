@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Array, Bool, Float, PyTree, Real
+from jaxtyping import Bool, Float, PyTree, Real, Shaped
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..averages.rules import Rule
 from ..base import VERSION
-from ..base.arrays import GivenArray, indexed, stacked
+from ..base.arrays import AnyArray, GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
 from ..base.kinds import with_other_forms
@@ -24,13 +24,14 @@ from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
-from ..model.parameters import Axis, axes_of
+from ..model.parameters import MODELS, Axis
 from ..theory import engine
 from ..theory.paths import Failure, Path
-from ..theory.solve import Problem, check_alpha, with_replicate_axis
+from ..theory.solve import Problem, with_replicate_axis
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .follow import Follower, WarmStart, pair_free, pair_start, prepared
+from .sweep import Grid
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
 GRID_SETTINGS = Settings(tol=5e-4, max_steps=15, warm_steps=0)
@@ -41,7 +42,7 @@ _WARM_STEPS = 300  # least number of damped steps from a start that may be far
 
 @with_other_forms
 def phase_diagram(
-    model: Model,
+    model: Model | Sequence[Model | tuple[Model, Any]],
     *axes: Axis,
     nodes: AnyNodes = None,
     settings: Settings | None = None,
@@ -57,10 +58,11 @@ def phase_diagram(
         phase_diagram(model, alpha=alphas, omega=omegas)
         phase_diagram(model, omega=omegas, sigma=sigmas, alpha=2.0)
         phase_diagram(model, Axis("alpha", alphas), Axis("mixing[0,1]", shares))
+        phase_diagram(models, alpha=alphas)
 
     A track is one branch along one row of cells. Tracks run along alpha, downwards from the largest, if alpha is an
-    axis, and along x otherwise. Cells that a track did not solve are tried again from the states of their neighbours
-    and from the default starts. If that fails as well, their status says so.
+    axis, and along the first axis of numbers otherwise. Cells that a track did not solve are tried again from the
+    states of their neighbours and from the default starts. If that fails as well, their status says so.
 
     Under `jax.distributed` every process computes a share of the tracks, and all processes return the whole diagram. If
     one process ends early, the others finish their shares and raise a RuntimeError; with `out`, all finished tracks are
@@ -69,8 +71,8 @@ def phase_diagram(
     at once if process 0 ends, which coordinates them; the finished tracks are kept in that case, too.
 
     Args:
-        model: attention layer and data; supplies the numbers that are not axes.
-        axes: axes that a keyword cannot name, as in `sweep`.
+        model: attention layer and data; supplies the numbers that are not axes. Or a list of models, as in `sweep`.
+        axes: axes that a keyword cannot name, see `Axis`.
         numbers: values of alpha or of numbers of the model by name. A single value fixes the number, several are an
             axis. The first axis of the diagram points to the right, the second one upwards.
         nodes: recipe of the averages, or number of nodes; by default `SIZES["grid"]`.
@@ -92,14 +94,8 @@ def phase_diagram(
             alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
-    nodes, settings = prepared(model, nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
-    model, alpha, its_axes = axes_of(model, axes, numbers)
-    names = [axis.name for axis in its_axes]
-    require(len(names) == 2, "axes", names, "two, such as alpha=alphas, omega=omegas")
-    if (alpha is None) != ("alpha" in names):
-        raise InputError("alpha", f"must be given, as a number or as an axis, got axes {' and '.join(names)}")
-    if alpha is not None:
-        check_alpha(model, alpha)
+    cells = Grid.of(model, axes, numbers, with_alpha=True, planar=True)
+    nodes, settings = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
     require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
@@ -107,8 +103,7 @@ def phase_diagram(
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
-    x, y = its_axes
-    grid = _Grid.of(model, *((x, y) if y.name == "alpha" else (y, x)), alpha, nodes, settings)
+    grid, (x, y) = _Grid.of(cells, nodes, settings), cells.axes
     # Only files outlive the definition of the model, whose text takes some tenths of a second.
     text = "" if out is None else identity(grid.at(0, 0)[0])
     digest = fingerprint(text, grid.models, grid.alphas, nodes, settings, VERSION)
@@ -125,16 +120,18 @@ def phase_diagram(
             hint = f"finished tracks are in out='{out}': the same call with resume=True goes on from there"
         interrupt.add_note(f"phase_diagram was interrupted; {hint}")
         raise
-    alphas: Any = grid.alphas.astype(model.lam.dtype)
+    alphas: Any = grid.alphas
     positional, semantic = (
         FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR)
     )
-    if y.name == "alpha":
+    if grid.columns is y:
         positional, semantic = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (positional, semantic))
+    names = x.name, y.name
+    constant = {name: a[0, 0].tolist() for name, a in named(grid.models).items() if np.all(a == a[:1, :1])}
     attrs = {
-        "model": type(model).__name__,
-        "numbers": {name: np.asarray(a).tolist() for name, a in named(model).items() if name not in names},
-        "alpha": None if alpha is None else float(alpha),
+        "model": type(cells.models[0]).__name__,
+        "numbers": {name: value for name, value in constant.items() if name not in names},
+        "alpha": float(grid.alphas[0, 0]) if "alpha" not in names and np.ptp(grid.alphas) == 0 else None,
         "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
         "settings": {name: a.tolist() for name, a in named(settings).items()},
         "version": VERSION,
@@ -186,17 +183,17 @@ class _Grid(NamedTuple):
     settings: Settings
 
     @classmethod
-    def of(cls, model: Model, rows: Axis, columns: Axis, alpha: float | None, nodes: Rule, settings: Settings) -> _Grid:
-        """Build the settings from two axes; `alpha` holds everywhere if it is not an axis."""
+    def of(cls, cells: Grid, nodes: Rule, settings: Settings) -> _Grid:
+        """Build the rows from the cells over x and y: along y if this is alpha or if x are models, and along x else."""
+        x, y = cells.axes
+        shape, along_y = (x.values.size, y.values.size), y.name == "alpha" or x.name == MODELS
 
-        def cell(row: Float[Array, ""], column: Float[Array, ""]) -> tuple[Model, Float[Array, ""]]:
-            return columns.parameter.set(*rows.parameter.set(model, start, row), column)
+        def rows(a: Shaped[AnyArray, "cells ..."]) -> Shaped[np.ndarray, "rows columns ..."]:
+            a = np.asarray(a).reshape(*shape, *a.shape[1:])
+            return a if along_y else np.swapaxes(a, 0, 1)
 
-        dtype = model.lam.dtype
-        start = jnp.asarray(1.0 if alpha is None else alpha, dtype)
-        values = jnp.meshgrid(*(jnp.asarray(a.values, dtype) for a in (rows, columns)), indexing="ij")
-        models, alphas = jax.tree.map(np.asarray, jax.vmap(jax.vmap(cell))(*values))
-        return cls(models, alphas, columns, nodes, settings)
+        models, alphas = jax.tree.map(rows, (stacked(cells.models), stacked(cells.alphas)))
+        return cls(models, alphas, y if along_y else x, nodes, settings)
 
     @property
     def order(self) -> slice:

@@ -22,7 +22,7 @@ from ..base.results import Settings
 from ..model.checks import check_numbers
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, branch_of
-from ..model.parameters import AnyModel, Axis, axes_of
+from ..model.parameters import MODELS, AnyModel, Axis, axes_of, names_of
 from ..theory.engine import run, run_one
 from ..theory.paths import Call, Failure, Path
 from ..theory.solve import default_path
@@ -32,7 +32,7 @@ from .events import ALPHA_L, EVENTS, event_of
 from .follow import CURVE_SETTINGS, check_top_level, prepared, walk
 from .locate import Family, Start
 from .questions import BEST, LANDSCAPE, QUESTIONS, kind_of
-from .table import MODELS, Missing, Table
+from .table import Missing, Table
 from .trace import TRACE_SETTINGS, trace_path
 from .transitions import THRESHOLDS, transition_path
 
@@ -72,8 +72,7 @@ def sweep(
         question: a branch, or None for any state; a name in `EVENTS` or "alpha_l"; a threshold of the optimal learner,
             "weak_recovery" or "perfect_recovery", or of small starts of gradient descent, "encodings separate" or
             "teacher separates"; "best " and the name of a number, as in `best_ridge`; or "landscape".
-        axes: what a keyword cannot name: ``Axis("mixing[0,1]", values)``, or ``Axis("angle", values, put)`` with a
-            function ``put(model, value)`` that returns the model with this value.
+        axes: what a keyword cannot name, see `Axis`: an entry of an array, or a number of your own.
         numbers: alpha and numbers of the model by name. A single value fixes the number, several increasing ones are an
             axis; those that are followed may decrease. States and best values need alpha, other questions refuse it.
         nodes: recipe of the averages, or number of nodes; by default as in the function for one setting, for a branch
@@ -97,12 +96,10 @@ def sweep(
         called = (name for name, kind in QUESTIONS.items() if kind.call is not None)
         question = require_choice(question, "question", [*BRANCHES, *events, *called])
     is_state, is_landscape, is_event = question in BRANCHES, question == LANDSCAPE, question in events
-    listed = isinstance(model, (list, tuple))
-    names = [axis.name for axis in axes if isinstance(axis, Axis)]
-    names += [name for name, values in numbers.items() if np.iterable(values)]
-    in_alpha = is_state and not listed and names == ["alpha"]
+    names = names_of(model, axes, numbers)
+    in_alpha = is_state and names == ["alpha"]
     follow = in_alpha if follow is None else as_flag(follow, "follow")
-    if follow and not (in_alpha or (is_event and not listed and len(names) == 1)):
+    if follow and not (in_alpha or (is_event and len(names) == 1 and names != [MODELS])):
         raise InputError("follow", "must be left out but for a branch through alpha and an event through one number")
     sensitivities = as_flag(sensitivities, "sensitivities")
     for name, given, belongs, owner in (
@@ -155,6 +152,7 @@ class Grid(NamedTuple):
         *,
         with_alpha: bool,
         kind: type = Model,
+        planar: bool = False,
     ) -> Grid:
         """Check what a caller gave, and build the settings of all cells.
 
@@ -162,6 +160,7 @@ class Grid(NamedTuple):
             follow: whether the settings are followed along their axis.
             with_alpha: whether the question is about given alphas.
             kind: class of the models.
+            planar: whether there must be two axes.
         """
         listed = isinstance(model, (list, tuple))
         require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
@@ -174,7 +173,8 @@ class Grid(NamedTuple):
         checked = [axes_of(each, axes, numbers, order) for each, _ in pairs]
         places = [Axis(MODELS, np.arange(len(pairs), dtype=float))] if listed else []
         axes = [*places, *checked[0][2]]
-        require(len(axes) <= 2, "axes", [axis.name for axis in axes], "none, one or two")
+        sides = "two, such as alpha=alphas, omega=omegas" if planar else "none, one or two"
+        require(len(axes) == 2 or (len(axes) < 2 and not planar), "axes", [axis.name for axis in axes], sides)
         cells: list[tuple[AnyModel, Any]] = []
         for (_, own_alpha), (base, alpha, its_axes) in zip(pairs, checked, strict=True):
             for values in itertools.product(*(axis.values for axis in its_axes)):

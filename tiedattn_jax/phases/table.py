@@ -23,6 +23,7 @@ from ..base.errors import InputError, require
 from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, figure_of, with_error
 from ..base.results import Average, Result, Status, error_bar
+from ..model.parameters import MODELS
 from ..theory.paths import Failure
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
@@ -42,7 +43,6 @@ from .questions import (
     kind_of,
 )
 
-MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
 
 Reader: TypeAlias = str | Callable[[Any], Any]  # a dotted name, or a function of a cell

@@ -20,6 +20,7 @@ from scipy.ndimage import distance_transform_edt, minimum_filter
 from ..base.errors import require
 from ..dynamics.landscape import words_of
 from ..model.overlaps import PAIR
+from ..model.parameters import MODELS
 from .style import (
     COLOURS,
     DASHES,
@@ -215,11 +216,12 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     uninformed = diagram.winner == _UNINFORMED
     titles = [f"{SYMBOLS.get(y_name, y_name)} = {y[row]:.3g}" for row in rows]
     options: dict[str, Any] = {"rows": 2, "xlabel": x_name, "sharex": True, "sharey": "row"}
-    with panels(3.2 * len(rows), 5, titles, **options) as (figure, axes):
-        for name, panel_row in zip(("train_loss", "gen_error"), axes, strict=True):
+    names, unlabelled = ("train_loss", "gen_error"), [""] * (len(rows) - 1)
+    ylabels = [label for name in names for label in (name, *unlabelled)]
+    with panels(3.2 * len(rows), 5, titles, ylabels=ylabels, **options) as (figure, axes):
+        for name, panel_row in zip(names, axes, strict=True):
             value = np.where(exists, [getattr(branch.mean, name) for branch in branches], np.nan)
             bar = np.stack([getattr(branch.stderr, name) for branch in branches])
-            panel_row[0].set_ylabel(LABELS[name])
             for axis, row in zip(panel_row, rows, strict=True):
                 for b, branch in enumerate(PAIR):
                     stable = diagram.stable[b, row] | ~exists[b, row]
@@ -249,6 +251,8 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     points = (boundary.alpha, boundary.at) if alpha_is_x else (boundary.at, boundary.alpha)
     found = np.isfinite(boundary.alpha)
     label, style = SYMBOLS.get(boundary.question, boundary.question), MARKS.get(boundary.question, {"color": OTHER})
+    if boundary.parameter == MODELS:  # there is nothing between the places of a list
+        style = {"color": style["color"], "ls": "none", "ms": 4, "marker": "o" if style.get("ls") == "-" else "D"}
     axis.plot(*points, label=label if found.any() else None, gid=boundary.question, path_effects=_RIM, **style)
     bars = {"xerr" if alpha_is_x else "yerr": two_bars(boundary.stderr()[found])}
     style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars", **bars}

@@ -16,18 +16,21 @@ from matplotlib.cbook import normalize_kwargs
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import binary_dilation
 
 from ..base.arrays import AnyArray
 from ..base.errors import InputError
 from ..model.overlaps import BRANCHES, PAIR
+from ..model.parameters import MODELS
 
 Dash: TypeAlias = str | tuple[int, tuple[int, ...]]  # a line style of matplotlib
 
-# Colours that can be told apart with any colour vision (Okabe and Ito). A branch has the same colour in every picture.
+# Colours that can be told apart with any colour vision (after Okabe and Ito). A branch has the same colour in every
+# picture. The two branches of the paper also differ in lightness, for print without colours.
 COLOURS = {
-    "positional": "#D55E00",
-    "semantic": "#0072B2",
+    "positional": "#E8741E",
+    "semantic": "#00659E",
     "mixed": "#CC79A7",
     "uninformed": "0.55",
     "baseline": "#009E73",
@@ -167,6 +170,8 @@ def panels(
         for k, (column, title) in enumerate(zip(axes.T, titles, strict=True)):
             if title:
                 column[0].set_title(title, loc="left")
+            if xlabel == MODELS:  # places in a list
+                column[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
             if xlabel and (not is_own or k + across >= len(titles)):  # panels below say it
                 column[-1].set_xlabel(_word(xlabel, column[-1], 0, is_own))
         for k, (axis, label) in enumerate(zip(axes.flat, labels.values(), strict=False)):

@@ -257,6 +257,13 @@ def require_smooth(layer: WideLayer) -> None:
         raise InputError("target", text)
 
 
+def require_none(**arguments: Any) -> None:
+    """Refuse arguments of a public function that have no meaning for wide layers."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+
+
 def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
     """Return the reduced echelon form: the same rows for equal spaces, so that equal losses share programs."""
     rows, n = rows.copy(), 0

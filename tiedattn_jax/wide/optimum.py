@@ -26,11 +26,12 @@ from ..base.arrays import Number, precise, total
 from ..base.derivatives import bisected_root, with_root
 from ..base.errors import InputError, is_concrete, require_choice, require_positive
 from ..base.kinds import form_of
+from ..base.progress import Progress, one_search
 from ..base.report import Description, rows_of
 from ..base.results import Result, Status
 from ..theory.quantities import Quantity
 from .channel import WideNodes, wide_nodes
-from .layer import WideDotProduct, WideLayer, require_smooth
+from .layer import WideDotProduct, WideLayer, require_none, require_smooth
 from .solve import without_content
 from .spectrum import SpectrumLaw, Wishart, convolution
 
@@ -88,9 +89,7 @@ def bayes_wide(model: WideLayer, alpha: Number, *, nodes: Any = None, start: str
         InputError: alpha is not positive, omega is one, hard attention has more than two tokens, or `nodes` or `start`
             are given: there is nothing to average, and one state only.
     """
-    for name, value in (("nodes", nodes), ("start", start)):
-        if value is not None:
-            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_none(nodes=nodes, start=start)
     omega = getattr(model, "omega", 0.0)
     if is_concrete(omega) and float(omega) >= 1:
         raise InputError("omega", f"must be below one for the optimal learner, got omega={float(omega)}")
@@ -168,7 +167,9 @@ def _optimum(layer: WideLayer, alpha: Float[Array, ""]) -> WideOptimum:
 
 
 @form_of("critical_alpha", WideLayer)
-def onset(model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket: Any = None) -> Quantity:
+def onset(
+    model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket: Any = None, progress: Progress = None
+) -> Quantity:
     """Return the alpha at which a wide layer begins to attend to content; `critical_alpha` for a `WideLayer`.
 
     Below it the trained S has no part besides that of the encodings: S = 0 is the minimum as long as the largest
@@ -182,17 +183,13 @@ def onset(model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket:
     Raises:
         InputError: `settings` or `bracket` are given; there is no search for a state.
     """
-    for name, value in (("settings", settings), ("bracket", bracket)):
-        if value is not None:
-            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_none(settings=settings, bracket=bracket)
     require_smooth(model)
     rule = wide_nodes(model, nodes, whole=True)
     meaning = "from here on a wide layer attends to content"
 
-    def alphas(layer: Any) -> Array:
-        return _onsets(layer, rule)
-
-    return Quantity.of_model(alphas, model, name="alpha", event="alpha_c", meaning=meaning)
+    with one_search(progress):
+        return Quantity.of_model(lambda m: _onsets(m, rule), model, name="alpha", event="alpha_c", meaning=meaning)
 
 
 @program
@@ -231,8 +228,7 @@ def threshold_wide(model: WideLayer, name: str, *, nodes: Any = None) -> Quantit
             or, for "position", no encodings.
     """
     name = require_choice(name, "name", (*THRESHOLDS, "position"))
-    if nodes is not None:
-        raise InputError("nodes", f"must be left out for a wide layer, got nodes={nodes!r}")
+    require_none(nodes=nodes)
     value, meaning = _position(model) if name == "position" else _recovery(model, name)
 
     def values(layer: Any) -> Array:  # an exact number has two equal replicates

@@ -24,10 +24,11 @@ from ..base.arrays import Number, either, precise, solve
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.kinds import form_of
+from ..base.progress import Progress, one_search
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
 from .channel import Averages, WideNodes, averages, fields, second_start, test_error, wide_nodes
-from .layer import WideLayer, require_smooth
+from .layer import WideLayer, require_none, require_smooth
 from .spectrum import convolution, prior, stability
 
 _TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
@@ -426,6 +427,7 @@ def solve_wide(
     start: WidePoint | None = None,
     rtol: Number | None = None,
     settings: Any = None,
+    progress: Progress = None,
 ) -> WidePoint:
     """Solve the equations of a wide layer; this is `solve` for a `WideLayer`.
 
@@ -433,7 +435,7 @@ def solve_wide(
         model: the layer.
         alpha: sentences per squared dimension, n / d^2.
         nodes: averages over the scores, see `wide_nodes`.
-        start: a state nearby, from which the search starts.
+        start: a state nearby, from which the search starts; `progress` is as for other models.
 
     Returns:
         A `WidePoint`. Below the onset of content (`critical_alpha`) its matrix is zero. Where the proximal point is not
@@ -442,12 +444,9 @@ def solve_wide(
     Raises:
         InputError: alpha is not positive; `branch`, `rtol` or `settings` are given, which have no meaning here.
     """
-    for name, value in (("branch", branch), ("rtol", rtol), ("settings", settings)):
-        if value is not None:
-            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+    require_none(branch=branch, rtol=rtol, settings=settings)
     require_smooth(model)
     alpha = require_positive(alpha, "alpha", model.tau.dtype)
-    rule = wide_nodes(model, nodes)
     if start is None:
         orders, offset = jnp.asarray(_START) * model.teacher.rho, jnp.zeros(model.shifts)
     else:
@@ -455,6 +454,7 @@ def solve_wide(
         orders, offset = jnp.stack([start.q, start.m, start.V]), start.offset
         if offset.shape != (model.shifts,):
             raise InputError("start", f"must have {model.shifts} offsets like the layer, got {offset.shape[0]}")
-    first = jnp.concatenate([orders, offset.astype(alpha.dtype)])
+    first = lax.stop_gradient(jnp.concatenate([orders, offset.astype(alpha.dtype)]))
     can_bind = not is_concrete(model.kappa) or float(model.kappa) < 1
-    return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, lax.stop_gradient(first), can_bind))
+    with one_search(progress):
+        return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, wide_nodes(model, nodes), first, can_bind))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray, Real
 
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, as_flag, require, require_choice, require_keys, require_kind, require_takes
+from ..base.errors import InputError, as_flag, require_choice, require_keys, require_kind, require_takes
 from ..base.kinds import form_of
 from ..base.progress import Progress, reporter
 from ..base.report import Description, Row, with_error
@@ -224,24 +224,29 @@ def sweep_wide(
     Raises:
         InputError: a question, number or layer cannot be used, or all settings failed.
     """
-    kind = kind_of(require_choice(question, "question", (STATE, REGIONS, OPTIMUM, *_EVENTS)))
-    grid = Grid.of(model, axes, numbers, with_alpha=kind.with_alpha, kind=WideLayer)
+    question = str(require_choice(question, "question", (STATE, REGIONS, OPTIMUM, *_EVENTS)))
+    grid = Grid.of(model, axes, numbers, with_alpha=kind_of(question).with_alpha, kind=WideLayer)
+    return _table(grid, question, nodes, progress)
+
+
+def _table(grid: Grid, question: str, nodes: Any, progress: Progress) -> Table:
+    """Return the table of the answers to a question in all cells."""
     if question in _AVERAGED:
         rules = (wide_nodes(layer, nodes, whole=question in _EVENTS) for layer in grid.models)
         nodes = max(rules, key=lambda rule: rule.weight.shape[-1])
     elif nodes is not None:
         raise InputError("nodes", f"must be left out for {question!r}, got nodes={nodes!r}")
-    answer = _EVENTS.get(str(question), kind.call)
+    answer = _EVENTS.get(question, kind_of(question).call)
     assert answer is not None
     cells = grid.call(partial(answer, nodes=nodes), reporter(progress, "settings"))
     if question in _EVENTS:
-        return grid.table_of_event(str(question), cells)
+        return grid.table_of_event(question, cells)
     return Table(question, *grid.labels, cells)
 
 
 @form_of("phase_diagram", WideLayer)
 def diagram_wide(
-    model: WideLayer,
+    model: WideLayer | Sequence[WideLayer | tuple[WideLayer, Any]],
     *axes: Axis,
     nodes: Any = None,
     progress: Progress = None,
@@ -257,9 +262,8 @@ def diagram_wide(
     Raises:
         InputError: as `sweep`; or there are not two axes.
     """
-    names = [a.name for a in axes if isinstance(a, Axis)] + [name for name, a in numbers.items() if np.iterable(a)]
-    require(len(names) == 2, "axes", names, "two, such as alpha=alphas, tau=taus")
-    return sweep_wide(model, REGIONS, *axes, nodes=nodes, progress=progress, **numbers)
+    grid = Grid.of(model, axes, numbers, with_alpha=True, kind=WideLayer, planar=True)
+    return _table(grid, REGIONS, nodes, progress)
 
 
 def at_dimension(model: WideLayer, d: int) -> WideLayer:
