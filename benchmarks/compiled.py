@@ -190,7 +190,8 @@ def cost_of(text: str) -> Cost:
             elif operation == "conditional":
                 listed = re.search(r"branch_computations=\{([^}]*)\}", line)
                 branches = re.findall(
-                    r"%([\w.\-]+)" if listed else r"(?:true|false)_computation=%([\w.\-]+)", listed[1] if listed else line
+                    r"%([\w.\-]+)" if listed else r"(?:true|false)_computation=%([\w.\-]+)",
+                    listed[1] if listed else line,
                 )
                 total = total.plus(max(map(cost, branches)))
             elif operation in _KERNELS:

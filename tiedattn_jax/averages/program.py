@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from jaxtyping import Array, Bool, Int, PyTree, Shaped
 from ..base.arrays import either, precise
 from ..base.errors import is_concrete, is_tracing
 from ..base.kernels import loop_kernel
-from ..base.programs import stored_program
+from ..base.programs import KERNELS, stored_program
 
 State = TypeVar("State")
 
@@ -107,13 +108,15 @@ def loop(
 ) -> tuple[State, PyTree[Shaped[Array, "K ... N"]]]:
     """Apply ``step(k, nodes, state, x)`` K = `count` times, as `lax.scan` does; on an NVIDIA GPU in one kernel.
 
-    The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`.
+    The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and unless the
+    environment variable TIEDATTN_KERNELS is 0.
     """
 
     def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
         return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
 
-    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if counted() else None
+    wanted = counted() and os.environ.get(KERNELS) != "0"
+    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if wanted else None
     if kernel is None:
         return scan(nodes, state, xs)
     return lax.platform_dependent(nodes, state, xs, cuda=kernel, default=scan)

@@ -36,7 +36,7 @@ def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: t
     return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
 
 
-def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple[int, int, int]]) -> np.ndarray:
+def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarray:
     x, value = xs
     for axis, (low, high, inner) in enumerate(padding_config):
         place = low + (1 + inner) * np.arange(x.shape[axis])
@@ -219,17 +219,14 @@ def interpreted(
     ]
 
 
-def operations(program: jex.ClosedJaxpr) -> float:
+def operations(program: jex.ClosedJaxpr | jex.Jaxpr) -> float:
     """Return the number of operations on entries in a program, infinite if it has others."""
-    return _operations(program.jaxpr)
-
-
-def _operations(jaxpr: jex.Jaxpr) -> float:
     count = 0.0
-    for eqn in jaxpr.eqns:
+    eqn: Equation
+    for eqn in program.eqns:
         name, inner = eqn.primitive.name, eqn.params.get(_CALLS.get(eqn.primitive.name))
         if inner is not None:
-            count += _operations(getattr(inner, "jaxpr", inner))
+            count += operations(inner)
         elif name in _ELEMENTWISE - _NOT_IN_KERNELS or name in _FOLDS:
             count += max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
         elif name == "dot_general":
@@ -311,7 +308,7 @@ def _interpret(nodes: _Entries | _Arrays, jaxpr: jex.Jaxpr, consts: Sequence[Any
     env: dict[Any, Any] = {}
 
     def read(atom: Any) -> Any:
-        return nodes.lift(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.Literal) else env[atom]
+        return nodes.lift(atom.val) if isinstance(atom, jex.Literal) else env[atom]
 
     env.update(zip([*jaxpr.constvars, *jaxpr.invars], [*map(nodes.lift, consts), *args], strict=True))
     eqn: Equation
