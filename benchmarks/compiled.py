@@ -188,7 +188,11 @@ def cost_of(text: str) -> Cost:
             elif operation in ("call", "async-start") and called:
                 total = total.plus(cost(called[1]))
             elif operation == "conditional":
-                branches = re.findall(r"%([\w.\-]+)", re.search(r"branch_computations=\{([^}]*)\}", line)[1])
+                listed = re.search(r"branch_computations=\{([^}]*)\}", line)
+                branches = re.findall(
+                    r"%([\w.\-]+)" if listed else r"(?:true|false)_computation=%([\w.\-]+)",
+                    listed[1] if listed else line,
+                )
                 total = total.plus(max(map(cost, branches)))
             elif operation in _KERNELS:
                 read = sum(size_of(shapes.get(operand, "")) for operand in re.findall(r"%([\w.\-]+)", operands))

@@ -40,7 +40,9 @@ def folder(monkeypatch, tmp_path):
 def traced(monkeypatch):
     """The programs that were traced in order to be stored."""
     functions, original = [], compiled.export.export
-    monkeypatch.setattr(compiled.export, "export", lambda fn: functions.append(fn) or original(fn))
+    monkeypatch.setattr(
+        compiled.export, "export", lambda fn, **options: functions.append(fn) or original(fn, **options)
+    )
     return functions
 
 
@@ -63,7 +65,7 @@ def test_another_process_does_not_trace(folder, traced, arguments):
     assert results == [first] * 4 and len(traced) == 1
 
 
-def refuse_to_store(fn):
+def refuse_to_store(fn, **options):
     raise ValueError("Cannot serialize code with custom calls")
 
 
@@ -78,6 +80,7 @@ CHANGES = {
     "static field": lambda patch, m, x, r: (m, x, dataclasses.replace(r, block=32)),
     "source": lambda patch, *arguments: patch(compiled.Traced, "source", "another") or arguments,
     "version": lambda patch, *arguments: patch(jax, "__version__", "0.0") or arguments,
+    "kernels": lambda patch, *arguments: patch(compiled.os, "environ", {compiled.KERNELS: "0"}) or arguments,
     "setting": lambda patch, *arguments: patch(compiled, "settings", lambda: OTHER_SETTINGS) or arguments,
 }
 OTHER_SETTINGS = {"jax_debug_nans": "", "jax_debug_infs": "", "jax_disable_jit": ""}

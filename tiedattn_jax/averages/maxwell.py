@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..base.arrays import either, indexed, ldl_solve, tiled, total
 from .moreau import ProxProblem
-from .program import counted, repeat
+from .program import counted, loop, repeat
 from .prox import Origin, in_groups, lowest_minima, proximal
 
 _GRID = 24  # points of the profile that is searched for common tangents
@@ -52,10 +52,19 @@ class FieldLines(eqx.Module):
     normal: Float[Array, "n N"]  # V^{-1} direction
     origin_of_loss: Origin | None = None  # loss at zero student fields, if it is known, for all points of a line
 
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What differs from line to line, arrays (..., N); all lines share the model and the response."""
+        return self.problem.y, self.origin, self.direction, self.normal, self.origin_of_loss
+
+    def having(self, arrays: tuple[Any, ...]) -> FieldLines:
+        """Return lines with other `arrays`."""
+        y, *rest = arrays
+        return FieldLines(self.problem._replace(y=y), *rest)
+
     def map_lines(self, fn: Callable[[Array], Array]) -> FieldLines:
         """Return the problems on other lines: `fn` takes them out of an array (..., N)."""
-        parts = jax.tree.map(fn, (self.origin, self.direction, self.normal, self.origin_of_loss))
-        return FieldLines(self.problem.map_nodes(fn), *parts)
+        return self.having(jax.tree.map(fn, self.arrays))
 
     def tiled(self, count: int) -> FieldLines:
         """Return the lines `count` times, one copy after the other."""
@@ -174,11 +183,11 @@ def trace(lines: FieldLines, start: Section, ts: Float[Array, "places N"]) -> Se
         Sections at the places.
     """
 
-    def body(last: Section, t: Float[Array, " N"]) -> tuple[Section, Section]:
-        point = section(lines, t, last.z + last.tangent * (t - last.t))
+    def step(_: Any, arrays: tuple, last: Section, t: Float[Array, " N"]) -> tuple[Section, Section]:
+        point = section(lines.having(arrays), t, last.z + last.tangent * (t - last.t))
         return point, point
 
-    return lax.scan(body, start, ts)[1]
+    return loop(step, lines.arrays, start, ts, count=len(ts))[1]
 
 
 def between(lines: FieldLines, profile: Section, t: Float[Array, "places N"]) -> Section:
@@ -198,7 +207,8 @@ def between(lines: FieldLines, profile: Section, t: Float[Array, "places N"]) ->
 
     def refine(lines: FieldLines, neighbours: Section, t: Float[Array, " N"]) -> Section:
         return repeat(
-            lambda e: section(lines, t, e.z),
+            lambda nodes, e: section(lines.having(nodes[0]), nodes[1], e.z),
+            (lines.arrays, t),
             neighbours.replace(z=neighbours.z + neighbours.tangent * (t - neighbours.t)),
             lambda e: ~e.settled,
             _MAX_NEWTON,
@@ -304,12 +314,11 @@ def common_tangents(lines: FieldLines, profile: Section, count: int) -> tuple[Ga
     def touch(state: tuple[Any, Section]) -> tuple[Any, Section]:
         """Find the common tangents of interval number p of all lines."""
         p, pairs = state
-        new = _touch(lines.tiled(2), *indexed((pairs, low, high), p))
+        new = _touch(lines, *indexed((pairs, low, high), p))
         return p + 1, jax.tree.map(lambda a, b: a.at[p].set(jnp.where(is_real[p], b, a[p])), pairs, new)
 
     if counted():
-        all_lines = lines.tiled(count).tiled(2)
-        new = _touch(all_lines, *jax.tree.map(_merged_jumps, (pairs, low, high)))
+        new = _touch(lines.tiled(count), *jax.tree.map(_merged_jumps, (pairs, low, high)))
         pairs = either(is_real[:, None], _separate_jumps(new, count), pairs)
     else:
         # Few lines have more than one jump: solve for as many tangents as the line with the most jumps has.
@@ -336,26 +345,32 @@ def _touch(
     """Find the two places where one tangent touches the profile, by Newton's method.
 
     Args:
-        lines: N lines, tiled twice.
+        lines: N lines.
         pair: sections to start from: the left places are in the first half of the lanes, the right ones in the second
             half.
         low, high: t and the slope A'' at the profile points between which each of the two places lies.
     """
 
-    def body(_: Any, pair: Section) -> Section:
-        left, right = _halves(pair)
+    def step(_: Any, nodes: tuple, halves: tuple[Section, Section], __: None) -> tuple[tuple[Section, Section], None]:
+        arrays, (low, high) = nodes[0], _joined(*nodes[1:])
+        (left, right), pair = halves, _joined(*halves)
         # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
         s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
         t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
-        return section(lines, t, pair.z + pair.tangent * (t - pair.t))
+        return _halves(section(lines.having(arrays).tiled(2), t, pair.z + pair.tangent * (t - pair.t))), None
 
-    return lax.fori_loop(0, _TANGENT_STEPS, body, pair)
+    return _joined(*loop(step, (lines.arrays, *_halves((low, high))), _halves(pair), count=_TANGENT_STEPS)[0])
 
 
-def _halves(pair: Section) -> tuple[Section, Section]:
+def _halves(tree: PyTree[Shaped[Array, "..."]]) -> tuple[Any, Any]:
     """Split lanes that were tiled twice into halves, the left and the right ends of intervals."""
-    half = pair.t.shape[-1] // 2
-    return indexed(pair, jnp.s_[..., :half]), indexed(pair, jnp.s_[..., half:])
+    half = jax.tree.leaves(tree)[0].shape[-1] // 2
+    return indexed(tree, jnp.s_[..., :half]), indexed(tree, jnp.s_[..., half:])
+
+
+def _joined(left: PyTree[Shaped[Array, "..."]], right: PyTree[Shaped[Array, "..."]]) -> Any:
+    """Invert `_halves`."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), left, right)
 
 
 def _merged_jumps(a: Float[Array, "P *shape lanes"]) -> Float[Array, "*shape P*lanes"]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ from jaxtyping import Array, Bool, Int, PyTree, Shaped
 
 from ..base.arrays import either, precise
 from ..base.errors import is_concrete, is_tracing
-from ..base.programs import stored_program
+from ..base.kernels import loop_kernel
+from ..base.programs import KERNELS, stored_program
 
 State = TypeVar("State")
 
@@ -57,7 +59,8 @@ def counted_loops(counted: bool = True) -> Iterator[None]:
 
 
 def repeat(
-    body: Callable[[State], State],
+    body: Callable[[Any, State], State],
+    nodes: PyTree[Shaped[Array, "... N"]],
     state: State,
     unfinished: Callable[[State], Array],
     most: int,
@@ -68,7 +71,9 @@ def repeat(
     """Apply `body` repeatedly to the nodes that are `unfinished`.
 
     Args:
-        body: returns the state after one step of all nodes.
+        body: returns the state after one step of all nodes, from `nodes` and the state. All nodes share the arrays that
+            it closes over.
+        nodes: what every step reads, a tree of arrays (..., N).
         state: a tree of arrays (..., N).
         unfinished: returns the nodes (N,) that take the next step; the others keep their state.
         most: largest number of steps of a loop with a condition.
@@ -76,19 +81,45 @@ def repeat(
         least: number of first steps, which all nodes take.
     """
 
-    def step(k: int | Int[Array, ""], state: State) -> State:
+    def step(k: int | Int[Array, ""], nodes: PyTree, state: State, _: None) -> tuple[State, None]:
         active = unfinished(state)
         active = active | (k < least) if least else active
-        return either(active, body(state), state)
+        return either(active, body(nodes, state), state), None
 
     if counted():
-        return lax.fori_loop(0, count, step, state)
+        return loop(step, nodes, state, count=count, unfinished=unfinished, least=least)[0]
 
     def condition(carry: tuple[int | Int[Array, ""], State]) -> Bool[Array, ""]:
         k, state = carry
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 
-    return lax.while_loop(condition, lambda s: (s[0] + 1, step(*s)), (0, state))[1]
+    return lax.while_loop(condition, lambda s: (s[0] + 1, step(s[0], nodes, s[1], None)[0]), (0, state))[1]
+
+
+def loop(
+    step: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
+    nodes: PyTree[Shaped[Array, "... N"]],
+    state: State,
+    xs: PyTree[Shaped[Array, "K ... N"]] = None,
+    *,
+    count: int,
+    unfinished: Callable[[State], Array] | None = None,
+    least: int = 0,
+) -> tuple[State, PyTree[Shaped[Array, "K ... N"]]]:
+    """Apply ``step(k, nodes, state, x)`` K = `count` times, as `lax.scan` does; on an NVIDIA GPU in one kernel.
+
+    The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and unless the
+    environment variable TIEDATTN_KERNELS is 0.
+    """
+
+    def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
+        return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
+
+    wanted = counted() and os.environ.get(KERNELS) != "0"
+    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if wanted else None
+    if kernel is None:
+        return scan(nodes, state, xs)
+    return lax.platform_dependent(nodes, state, xs, cuda=kernel, default=scan)
 
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}

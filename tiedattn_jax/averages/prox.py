@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from ..base.arrays import definite, ldl_solve, matvec, precise, total
 from ..model.model import Model
 from .moreau import ProxProblem, expansion_at_nodes, inverse_response, with_implicit_derivative
-from .program import counted, repeat
+from .program import counted, loop, repeat
 
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
@@ -48,7 +48,6 @@ _MAX_STEPS = 60  # largest number of Newton steps in a loop that ends by a condi
 # 14 states (alpha from .5 to 3, both branches, 8,192 nodes): the slowest of 688,128 starts took 26 steps in single
 # precision and 27 in double precision; a refinement took one step.
 _COUNTED_STEPS, REFINE_STEPS = 32, 4
-_UNROLL = 8  # power iterations in one pass of a counted loop; an iteration is only a few products
 
 
 def local_minima(
@@ -290,15 +289,15 @@ def _lowest_axis(hess: Float[Array, "n n N"], steps: int) -> Float[Array, "n N"]
     # Any axis will do where the Hessian vanishes, as for a purely semantic target at y = 0.
     norm = jnp.where(norm > 0, norm, 1.0)
 
-    def step(_: Any, v: Float[Array, "n N"]) -> Float[Array, "n N"]:
+    def step(_: Any, nodes: tuple[Array, Array], v: Float[Array, "n N"], __: None) -> tuple[Float[Array, "n N"], None]:
+        hess, norm = nodes
         product = norm * v - matvec(hess, v)
         square = total(product**2)
         # If all eigenvalues are equal the product may vanish; then, too, any axis will do.
-        return jnp.where(square > 0, product / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v)
+        return jnp.where(square > 0, product / jnp.sqrt(square + jnp.finfo(hess.dtype).tiny), v), None
 
     start = jnp.asarray(reference_axis(len(hess)), hess.dtype)[:, None]
-    unroll = min(_UNROLL, steps) if counted() else 1
-    return lax.fori_loop(0, steps, step, jnp.broadcast_to(start, hess.shape[1:]), unroll=unroll)
+    return loop(step, (hess, norm), jnp.broadcast_to(start, hess.shape[1:]), count=steps)[0]
 
 
 def in_groups(
@@ -364,10 +363,10 @@ def descend(
     def is_small(z: Float[Array, "n N"], step: Float[Array, "n N"]) -> Bool[Array, " N"]:
         return jnp.max(jnp.abs(step), 0) <= tol * (unit + jnp.max(jnp.abs(z), 0))
 
-    def body(state: tuple) -> tuple:
-        z, energy, step, cut = state
+    def body(nodes: tuple[Array, Array], state: tuple) -> tuple:
+        (y, centre), (z, energy, step, cut) = nodes, state
         trial = z + cut * step
-        e = problem.expand(trial, centre)
+        e = problem._replace(y=y).expand(trial, centre)
         trial_energy, rounding = e.loss + e.quadratic, 64 * jnp.finfo(z.dtype).eps * (jnp.abs(e.loss) + e.quadratic)
         descends = trial_energy <= energy + rounding  # a rise within rounding is no reason to reject a step
         return (
@@ -386,7 +385,8 @@ def descend(
     infinite = jnp.full_like(flat[0], jnp.inf)
     state = (flat, infinite, jnp.zeros_like(flat), jnp.ones_like(infinite))
     count = _COUNTED_STEPS if count is None else count
-    flat, energy, step, _ = repeat(body, state, unfinished, steps + 1, count=count + 1, least=1)
+    nodes = problem.y, centre
+    flat, energy, step, _ = repeat(body, nodes, state, unfinished, steps + 1, count=count + 1, least=1)
     converged = is_small(flat, step)
     flat = flat + jnp.where(converged, step, 0.0)  # the last step needs no evaluation, and squares the error
     return flat.reshape(z.shape), energy, converged

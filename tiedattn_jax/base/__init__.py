@@ -9,6 +9,7 @@ files          files that are written whole: results, tables, and what a long co
 programs       compiled programs that are kept from one process to the next
 arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share
 nodewise       functions of a few numbers, evaluated at very many nodes
+kernels        loops over nodes as one kernel of a GPU
 derivatives    derivatives of values that a search found
 """
 

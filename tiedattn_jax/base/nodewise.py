@@ -36,7 +36,18 @@ def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: t
     return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
 
 
-# Operations that only rearrange entries.
+def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarray:
+    x, value = xs
+    for axis, (low, high, inner) in enumerate(padding_config):
+        place = low + (1 + inner) * np.arange(x.shape[axis])
+        side = max(0, low + high + x.shape[axis] + inner * max(0, x.shape[axis] - 1))
+        rows = {int(p): row for p, row in zip(place, np.moveaxis(x, axis, 0), strict=True)}
+        empty = _fill(x.shape[:axis] + x.shape[axis + 1 :], lambda _: value.item())
+        x = np.stack([rows.get(k, empty) for k in range(side)], axis)
+    return x
+
+
+# Operations that only rearrange entries of one array.
 _ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "copy": lambda x: x,
@@ -45,7 +56,14 @@ _ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "slice": _slice,
     "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "tile": lambda x, reps: np.tile(x, reps),
     "transpose": lambda x, permutation: x.transpose(permutation),
+    "unstack": lambda x, axis: [*np.moveaxis(x, axis, 0)],
+}
+_ENTRY_JOINS: dict[str, Callable[..., np.ndarray]] = {
+    "concatenate": lambda xs, dimension: np.concatenate(xs, dimension),
+    "pad": _pad,
+    "stack": lambda xs, axis: np.stack(xs, axis),
 }
 _ELEMENTWISE = set(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type cos cosh
@@ -53,6 +71,7 @@ _ELEMENTWISE = set(
     logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n sign sin sinh sqrt
     square stop_gradient sub tan tanh xor""".split()
 )
+_NOT_IN_KERNELS = {"digamma", "erf", "erfc", "lgamma", "round"}  # operations that Triton lacks
 _FOLDS = {
     "reduce_sum": ("add", lax.add),
     "reduce_max": ("max", lax.max),
@@ -180,6 +199,44 @@ def nodewise(fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(_run_at_nodes, fn)
 
 
+def interpreted(
+    program: jex.ClosedJaxpr, constants: list[np.ndarray | Shaped[Array, "..."]], arguments: list[Any], size: int
+) -> list[Shaped[Array, " {size}"]]:
+    """Return the results of a program of `operations` on single entries, at N = `size` nodes.
+
+    Args:
+        constants: known arrays, or object arrays of the entries, which all nodes share.
+        arguments: numbers that all nodes share, or entries (N,).
+    """
+    entries, jaxpr = _Entries(size, {}), program.jaxpr
+    lifted = [c if isinstance(c, np.ndarray) and c.dtype == object else entries.lift(c) for c in constants]
+    given = [np.fromiter([a], object, 1).reshape(v.aval.shape) for a, v in zip(arguments, jaxpr.invars, strict=True)]
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    outs = _interpret(entries, jaxpr, (), [*lifted, *given])
+    return [
+        lax.convert_element_type(entries.spread(entries.entries(o).item(), (size,)), v.aval.dtype)
+        for o, v in zip(outs, jaxpr.outvars, strict=True)
+    ]
+
+
+def operations(program: jex.ClosedJaxpr | jex.Jaxpr) -> float:
+    """Return the number of operations on entries in a program, infinite if it has others."""
+    count = 0.0
+    eqn: Equation
+    for eqn in program.eqns:
+        name, inner = eqn.primitive.name, eqn.params.get(_CALLS.get(eqn.primitive.name))
+        if inner is not None:
+            count += operations(inner)
+        elif name in _ELEMENTWISE - _NOT_IN_KERNELS or name in _FOLDS:
+            count += max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
+        elif name == "dot_general":
+            (summed, _), _ = eqn.params["dimension_numbers"]
+            count += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in summed)
+        elif name not in _ENTRY_MOVES | _ENTRY_JOINS and name != "iota":
+            return math.inf
+    return count
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _run_at_nodes(
     fn: Callable[..., Any], shared: PyTree, *args: Shaped[Array, "... N"]
@@ -271,8 +328,8 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
     if name in _ENTRY_MOVES:
         outs = _ENTRY_MOVES[name](xs[0], **params)
         return outs if eqn.primitive.multiple_results else [outs]
-    if name == "concatenate":
-        return [np.concatenate(xs, axis=params["dimension"])]
+    if name in _ENTRY_JOINS:
+        return [_ENTRY_JOINS[name](xs, **params)]
     if name in _FOLDS:
         free = [a for a in range(xs[0].ndim) if a not in params["axes"]]
         rows = xs[0].transpose(*free, *params["axes"]).reshape(*shape, -1)

@@ -37,6 +37,9 @@ _SETTINGS = (
     *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
     *"jax_numpy_dtype_promotion jax_numpy_rank_promotion".split(),
 )
+KERNELS = "TIEDATTN_KERNELS"  # environment variable that is 0 if programs shall have no kernels of this library
+# jax does not store kernels of Triton, because their form may differ in its next version; the key holds the version.
+_STORABLE = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
 
 
 def source() -> str:
@@ -138,7 +141,8 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
         on_default_device = [d.platform for d in devices] == [default_device().platform] == [jax.default_backend()]
         if Traced.folder is None or not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
             return jitted(*args)
-        context = (jax.default_backend(), *jax_settings.values(), *((a.shape, str(a.dtype)) for a in leaves))
+        kernels = os.environ.get(KERNELS, "")
+        context = (jax.default_backend(), kernels, *jax_settings.values(), *((a.shape, str(a.dtype)) for a in leaves))
         key = Traced.folder, tree, static_tree, *constants, *context
         with _LOCK:
             if key not in programs:
@@ -178,7 +182,7 @@ def traced_in(
             return jax.tree.leaves(results[-1])
 
         try:
-            traced = export.export(jax.jit(flat))(*leaves)
+            traced = export.export(jax.jit(flat), disabled_checks=_STORABLE)(*leaves)
         except ValueError:  # of jax, which cannot store it, or of the function, which raises it again when called
             return None
         out_tree = jax.tree.structure(results[0])

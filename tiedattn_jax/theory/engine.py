@@ -184,8 +184,9 @@ class Slots:
         self.rule = example.rule
         self.waiting: deque[Job] = deque()
         self.lanes: list[Job] = []
-        mesh = Mesh(np.array(devices), ("lanes",))
-        self.sharding, replicated = NamedSharding(mesh, PartitionSpec("lanes")), NamedSharding(mesh, PartitionSpec())
+        self.mesh = Mesh(np.array(devices), ("lanes",))
+        self.sharding = NamedSharding(self.mesh, PartitionSpec("lanes"))
+        replicated = NamedSharding(self.mesh, PartitionSpec())
         self.device_rule = jax.device_put(example.rule, replicated)
         limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
@@ -217,7 +218,7 @@ class Slots:
         if self.device_equations is None:
             self.device_equations = self._equations(self.numbers)
         trial = self._put(self._padded(self.search.trial))
-        answer = jax.device_get(_on_devices(Equations.answer)(self.device_equations, trial))
+        answer = jax.device_get(_on_devices(Equations.answer, self.mesh)(self.device_equations, trial))
         search = _advance_all(*self._padded((self.newton, self.search)), answer)
         self.search = indexed(jax.tree.map(np.asarray, search), slice(count))
         return self._leave()
@@ -244,7 +245,7 @@ class Slots:
             return []
         numbers, outcome = indexed((self.numbers, self.search.outcome), ended)
         outcome = self._put(self._padded(outcome))
-        states = jax.device_get(_on_devices(Equations.state)(self._equations(numbers), outcome))
+        states = jax.device_get(_on_devices(Equations.state, self.mesh)(self._equations(numbers), outcome))
         states = unstacked(states, len(ended))
         finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
         remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
@@ -330,6 +331,11 @@ def _equations_all(
 
 
 @functools.cache
-def _on_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`."""
-    return jax.jit(jax.vmap(precise(method)), compiler_options=_graphs())
+def _on_devices(method: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`.
+
+    Every device computes its own lanes. XLA cannot divide the kernels of `loop_kernel` among devices.
+    """
+    lanes, batched = PartitionSpec("lanes"), jax.vmap(precise(method))
+    by_device = jax.shard_map(batched, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
+    return jax.jit(by_device, compiler_options=_graphs())
