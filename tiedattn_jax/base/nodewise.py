@@ -36,12 +36,16 @@ def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: t
     return x[tuple(map(slice, start_indices, limit_indices, strides or (1,) * x.ndim))]
 
 
+def _unstack(x: np.ndarray, axis: int) -> list[np.ndarray]:
+    return [np.moveaxis(x, axis, 0)[k, ...] for k in range(x.shape[axis])]
+
+
 def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarray:
     x, value = xs
     for axis, (low, high, inner) in enumerate(padding_config):
         place = low + (1 + inner) * np.arange(x.shape[axis])
         side = max(0, low + high + x.shape[axis] + inner * max(0, x.shape[axis] - 1))
-        rows = {int(p): row for p, row in zip(place, np.moveaxis(x, axis, 0), strict=True)}
+        rows = dict(zip(place.tolist(), _unstack(x, axis), strict=True))
         empty = _fill(x.shape[:axis] + x.shape[axis + 1 :], lambda _: value.item())
         x = np.stack([rows.get(k, empty) for k in range(side)], axis)
     return x
@@ -58,7 +62,7 @@ _ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
     "tile": lambda x, reps: np.tile(x, reps),
     "transpose": lambda x, permutation: x.transpose(permutation),
-    "unstack": lambda x, axis: [*np.moveaxis(x, axis, 0)],
+    "unstack": _unstack,
 }
 _ENTRY_JOINS: dict[str, Callable[..., np.ndarray]] = {
     "concatenate": lambda xs, dimension: np.concatenate(xs, dimension),
