@@ -41,7 +41,7 @@ from tiedattn_jax.base.results import Settings
 from tiedattn_jax.model.checks import needs
 from tiedattn_jax.rsb.fixed_points import ORDER, _lay, lines_1rsb
 from tiedattn_jax.rsb.newton import Problem, _look
-from tiedattn_jax.theory.engine import _equations_all
+from tiedattn_jax.theory.engine import _equations_all, _Rows
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.solve import branch_start
 
@@ -294,9 +294,10 @@ def _lanes(number: str) -> Callable[[], Traceable]:
     def make() -> Traceable:
         model, rule = ta.DotProduct(), ta.Lines(5).rule(ta.DotProduct())
         start = branch_start(model, "semantic")
-        lanes = jax.tree.map(lambda a: jnp.broadcast_to(a, (_LANES, *a.shape)), model)
-        settings = jnp.full(_LANES, 2.0), jnp.ones((_LANES, 2)), jnp.zeros(_LANES, int)
-        equations = jax.eval_shape(_equations_all, rule, lanes, *settings)
+        setting = model, jnp.asarray(2.0), jnp.ones(2), jnp.asarray(0)
+        rows = _Rows.like(setting)
+        lanes = jnp.broadcast_to(rows.row(setting), (_LANES, len(rows.row(setting))))
+        equations = jax.eval_shape(functools.partial(_equations_all, rows), rule, lanes)
         place = jax.eval_shape(jax.vmap(lambda e: e.coordinates.pack(start)), equations)
         if number == "state":
             place = jax.eval_shape(jax.vmap(lambda e, v: e.search(v, Settings(), 1, 1.0)), equations, place)

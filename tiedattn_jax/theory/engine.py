@@ -22,20 +22,21 @@ few numbers per lane, so it runs on the host's CPU.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from ..averages.rules import COARSE, Rule, block_size
-from ..base.arrays import Number, either, indexed, precise, repeated, stacked, unstacked
+from ..base.arrays import Number, either, indexed, precise, repeated, unstacked
 from ..base.errors import InputError, require_count
 from ..base.programs import default_device, settings as jax_settings
 from ..base.progress import Progress, reporter
@@ -43,7 +44,7 @@ from ..base.results import Settings
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps
 from .equations import Equations
-from .newton import Newton, Search
+from .newton import Answer, Newton, Outcome, Search
 from .paths import Call, Failure, Job, Lane, Path, Scheduler, result_of
 
 
@@ -177,8 +178,40 @@ def _kind(lane: Lane) -> Any:
     return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
 
 
+class _Rows(NamedTuple):
+    """Trees of lanes as the rows of one array; each tree is a pytree of arrays of the same shapes.
+
+    A turn moves all numbers of the lanes between the host and its programs. It costs Python some time for every array,
+    and there are forty in the state of a search.
+    """
+
+    structure: Any
+    arrays: tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of a lane
+    dtype: np.dtype  # of the rows; integers of a search are small enough for it
+
+    @classmethod
+    def like(cls, tree: PyTree) -> _Rows:
+        leaves, structure = jax.tree.flatten(tree)
+        arrays = tuple((np.shape(a), np.dtype(jnp.result_type(a))) for a in leaves)
+        return cls(structure, arrays, np.result_type(*(dtype for _, dtype in arrays if dtype.kind == "f")))
+
+    def row(self, tree: PyTree) -> Float[Array, " k"]:
+        """Return the row of a lane, in traced code."""
+        return jnp.concatenate([jnp.ravel(a).astype(self.dtype) for a in jax.tree.leaves(tree)])
+
+    def rows(self, trees: Sequence[PyTree]) -> Float[np.ndarray, "lanes k"]:
+        """Return the rows of lanes on the host."""
+        return np.stack([np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)], dtype=self.dtype) for t in trees])
+
+    def tree(self, row: Float[Array, " k"]) -> PyTree:
+        """Return the tree of a row, in traced code."""
+        ends = np.cumsum([math.prod(shape) for shape, _ in self.arrays])[:-1]
+        parts = zip(jnp.split(row, ends), self.arrays, strict=True)
+        return jax.tree.unflatten(self.structure, [a.reshape(shape).astype(dtype) for a, (shape, dtype) in parts])
+
+
 class Slots:
-    """The lanes of one kind. Their numbers are in arrays of the host, whose leading axis is that of the lanes."""
+    """The lanes of one kind. Their numbers are rows of arrays of the host, see `_Rows`."""
 
     def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
         self.rule = example.rule
@@ -191,10 +224,14 @@ class Slots:
         limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        self.numbers: Any = None  # (model, alpha, free, index of the replicate)
-        self.newton: Any = None
-        self.search: Any = None
         self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
+        self.setting = _Rows.like(_setting(example))
+        self.start = _Rows.like(self._start(example))
+        begun = jax.eval_shape(begin, *self._start(example))
+        self.search = _Rows.like(begun)
+        self.settings: Any = None  # rows of (model, alpha, free, index of the replicate)
+        self.searches: Any = None  # rows of (Newton, Search)
+        self.trials: Any = None  # (lanes, n), where the searches ask for the map
         self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
 
     @property
@@ -209,19 +246,23 @@ class Slots:
         except Exception as error:  # the evaluation is one call, so that all lanes fail
             ended = [(job, Failure(error)) for job in [*self.lanes, *self.waiting]]
             self.lanes, self.waiting = [], deque()
-            self.numbers = self.newton = self.search = self.device_equations = None
+            self.settings = self.searches = self.trials = self.device_equations = None
             return ended
 
     def _turn(self) -> list[tuple[Job, Any]]:
         self._enter()
         count = len(self.lanes)
         if self.device_equations is None:
-            self.device_equations = self._equations(self.numbers)
-        trial = self._put(self._padded(self.search.trial))
-        answer = jax.device_get(_on_devices(Equations.answer, self.mesh)(self.device_equations, trial))
-        search = _advance_all(*self._padded((self.newton, self.search)), answer)
-        self.search = indexed(jax.tree.map(np.asarray, search), slice(count))
-        return self._leave()
+            self.device_equations = self._equations(self.settings)
+        trials = self._put(self._padded(self.trials))
+        answer = jax.device_get(_on_devices(Equations.answer, self.mesh)(self.device_equations, trials))
+        advanced = _advance_all(self.search, self._padded(self.searches), answer)
+        self.searches, self.trials, ended = (np.asarray(a)[:count] for a in advanced)
+        return self._leave(np.flatnonzero(ended))
+
+    def _start(self, lane: Lane) -> tuple:
+        """Return the arguments of `begin`."""
+        return lane.model, lane.free, *lane.search_arguments, self.empty_evaluation
 
     def _enter(self) -> None:
         """Take in waiting lanes, as many as fit."""
@@ -229,45 +270,45 @@ class Slots:
         if not jobs:
             return
         lanes = [job.request for job in jobs]
-        numbers = stacked([(lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)) for lane in lanes])
-        searches = stacked([(lane.model, lane.free, *lane.search_arguments, self.empty_evaluation) for lane in lanes])
-        begun_searches = _begin_all(*self._padded(searches))
-        newton, search = indexed(jax.tree.map(np.asarray, begun_searches), slice(len(jobs)))
-        self.numbers = self._joined(self.numbers, numbers)
-        self.newton, self.search = self._joined(self.newton, newton), self._joined(self.search, search)
+        begun = _begin_all(self.start, self.search, self._padded(self.start.rows([*map(self._start, lanes)])))
+        searches, trials = (np.asarray(a)[: len(jobs)] for a in begun)
+        self.settings = self._joined(self.settings, self.setting.rows([*map(_setting, lanes)]))
+        self.searches, self.trials = self._joined(self.searches, searches), self._joined(self.trials, trials)
         self.lanes += jobs
         self.device_equations = None
 
-    def _leave(self) -> list[tuple[Job, Any]]:
+    def _leave(self, ended: Int[np.ndarray, " lanes"]) -> list[tuple[Job, Any]]:
         """Remove the lanes that have ended, and return them with their states."""
-        ended = np.flatnonzero(self.search.ended)
         if not len(ended):
             return []
-        numbers, outcome = indexed((self.numbers, self.search.outcome), ended)
-        outcome = self._put(self._padded(outcome))
-        states = jax.device_get(_on_devices(Equations.state, self.mesh)(self._equations(numbers), outcome))
-        states = unstacked(states, len(ended))
+        outcomes = _outcomes(self.search, self._padded(self.searches[ended]))
+        states = _on_devices(Equations.state, self.mesh)(self._equations(self.settings[ended]), self._put(outcomes))
+        states = unstacked(jax.device_get(states), len(ended))
         finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
-        remaining, self.device_equations = np.flatnonzero(~self.search.ended), None
+        remaining, self.device_equations = np.delete(np.arange(len(self.lanes)), ended), None
         self.lanes = [self.lanes[k] for k in remaining]
-        self.numbers, self.newton, self.search = indexed((self.numbers, self.newton, self.search), remaining)
+        self.settings, self.searches, self.trials = (a[remaining] for a in (self.settings, self.searches, self.trials))
         return finished
 
-    def _joined(self, old: PyTree, new: PyTree) -> PyTree:
-        return new if old is None else jax.tree.map(lambda a, b: np.concatenate([a, b]), old, new)
+    def _joined(self, old: np.ndarray | None, new: np.ndarray) -> np.ndarray:
+        return new if old is None else np.concatenate([old, new])
 
-    def _padded(self, tree: PyTree) -> PyTree:
-        """Pad arrays of lanes to the next width, with copies of the last lane."""
-        count = len(jax.tree.leaves(tree)[0])
-        width = next(w for w in self.widths if w >= count)
-        return indexed(tree, np.minimum(np.arange(width), count - 1))
+    def _padded(self, rows: Shaped[np.ndarray, "lanes k"]) -> Shaped[np.ndarray, "width k"]:
+        """Pad the rows of lanes to the next width, with copies of the last one."""
+        width = next(w for w in self.widths if w >= len(rows))
+        return rows[np.minimum(np.arange(width), len(rows) - 1)]
 
     def _put(self, tree: PyTree) -> PyTree:
         return jax.device_put(tree, self.sharding)
 
-    def _equations(self, numbers: PyTree) -> Equations:
+    def _equations(self, settings: Float[np.ndarray, "lanes k"]) -> Equations:
         """Return the equations of lanes, on the devices."""
-        return _equations_all(self.device_rule, *self._put(self._padded(numbers)))
+        return _equations_all(self.setting, self.device_rule, self._put(self._padded(settings)))
+
+
+def _setting(lane: Lane) -> tuple:
+    """Return what distinguishes the equations of a lane from those of others."""
+    return lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)
 
 
 def begin(
@@ -290,7 +331,33 @@ def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k
 
 
 # These run on the host's CPU. The axis of the lanes leads all arrays.
-_begin_all, _advance_all = jax.jit(jax.vmap(precise(begin))), jax.jit(jax.vmap(precise(Newton.advance)))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _begin_all(start: _Rows, search: _Rows, rows: Float[Array, "lanes k"]) -> tuple[Array, Array]:
+    """Return the rows of the searches that begin, and where they ask for the map."""
+
+    def lane(row: Float[Array, " k"]) -> tuple[Array, Array]:
+        newton, begun = precise(begin)(*start.tree(row))
+        return search.row((newton, begun)), begun.trial
+
+    return jax.vmap(lane)(rows)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _advance_all(search: _Rows, rows: Float[Array, "lanes k"], answers: Answer) -> tuple[Array, Array, Array]:
+    """Return the rows of the searches after a step, where they ask for the map next, and whether they have ended."""
+
+    def lane(row: Float[Array, " k"], answer: Answer) -> tuple[Array, Array, Array]:
+        newton, last = search.tree(row)
+        new = precise(Newton.advance)(newton, last, answer)
+        return search.row((newton, new)), new.trial, new.ended
+
+    return jax.vmap(lane)(rows, answers)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outcomes(search: _Rows, rows: Float[Array, "lanes k"]) -> Outcome:
+    """Return the outcomes of searches."""
+    return jax.vmap(lambda row: search.tree(row)[1].outcome)(rows)
 
 
 def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
@@ -320,11 +387,10 @@ def _graphs() -> dict[str, str]:
     return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": "1"}
 
 
-@jax.jit
-def _equations_all(
-    rule: Rule, model: Model, alpha: Float[Array, " lanes"], free: Float[Array, "lanes 2"], number: Int[Array, " lanes"]
-) -> Equations:
+@functools.partial(jax.jit, static_argnums=0)
+def _equations_all(setting: _Rows, rule: Rule, rows: Float[Array, "lanes k"]) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
+    model, alpha, free, number = jax.vmap(setting.tree)(rows)
     coarse = repeated(rule.coarse, len(number))
     replicates = indexed(rule.stack, jnp.maximum(number, 0))
     return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
