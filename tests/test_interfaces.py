@@ -1,7 +1,8 @@
 """The interfaces of jax that may change without notice: all that the library uses, so that a new version names them.
 
 jax promises nothing about these modules. `averages/program.py` and `base/derivatives.py` define primitives by them,
-`base/nodewise.py` interprets a jaxpr, and `base/programs.py` stores programs and removes damaged files of jax. Apart
+`base/nodewise.py` interprets a jaxpr, `base/kernels.py` writes one as a kernel of Pallas, and `base/programs.py` stores
+programs and removes damaged files of jax. Apart
 from names, these details count: the name of such a file, the parameters of primitives in `base/nodewise.py`, the order
 of a module's static fields in `node_data` of a tree, and the text of lowered programs, by which a run that resumes
 knows its model.
@@ -24,9 +25,11 @@ INTERFACES = {
     "jax._src.compilation_cache": ["get_executable_and_time"],
     "jax.core": ["ShapedArray", "Tracer"],
     "jax.experimental.multihost_utils": ["broadcast_one_to_all", "process_allgather"],
+    "jax.experimental.pallas": ["cdiv", "pallas_call", "program_id"],
+    "jax.experimental.pallas.triton": ["CompilerParams", "load", "store"],
     "jax.experimental.sparse.linalg": ["lobpcg_standard"],
-    "jax.export": ["deserialize", "export"],
-    "jax.extend.core": ["Jaxpr", "Literal", "Primitive"],
+    "jax.export": ["DisabledSafetyCheck", "deserialize", "export"],
+    "jax.extend.core": ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive"],
     "jax.interpreters.ad": ["Zero", "primitive_jvps"],
     "jax.interpreters.batching": ["primitive_batchers"],
     "jax.interpreters.mlir": ["lower_fun", "register_lowering"],
