@@ -18,6 +18,7 @@ but s(t) is still smooth.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -351,26 +352,24 @@ def _touch(
         low, high: t and the slope A'' at the profile points between which each of the two places lies.
     """
 
-    def step(_: Any, nodes: tuple, halves: tuple[Section, Section], __: None) -> tuple[tuple[Section, Section], None]:
-        arrays, (low, high) = nodes[0], _joined(*nodes[1:])
-        (left, right), pair = halves, _joined(*halves)
-        # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
-        s = jnp.tile((right.energy - left.energy) / (right.t - left.t), 2)
-        t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
-        return _halves(section(lines.having(arrays).tiled(2), t, pair.z + pair.tangent * (t - pair.t))), None
+    ends = jax.tree.map(lambda *halves: jnp.stack(halves), *_halves((pair, low, high)))
 
-    return _joined(*loop(step, (lines.arrays, *_halves((low, high))), _halves(pair), count=_TANGENT_STEPS)[0])
+    def step(_: Any, nodes: tuple, pair: Section, __: None) -> tuple[Section, None]:
+        arrays, low, high = nodes
+        # Slope of the secant through both places; at each place, Newton's step leads to where A' has this slope.
+        s = (pair.energy[1] - pair.energy[0]) / (pair.t[1] - pair.t[0])
+        t = jnp.clip(pair.t + (s - pair.s) / jnp.maximum(pair.slope, 1e-3 * low[1]), low[0], high[0])
+        z = pair.z + pair.tangent * (t - pair.t)[:, None]
+        return jax.vmap(functools.partial(section, lines.having(arrays)))(t, z), None
+
+    pair, _ = loop(step, (lines.arrays, *ends[1:]), ends[0], count=_TANGENT_STEPS)
+    return Section(jnp.concatenate([*pair.rows], -1))
 
 
 def _halves(tree: PyTree[Shaped[Array, "..."]]) -> tuple[Any, Any]:
     """Split lanes that were tiled twice into halves, the left and the right ends of intervals."""
     half = jax.tree.leaves(tree)[0].shape[-1] // 2
     return indexed(tree, jnp.s_[..., :half]), indexed(tree, jnp.s_[..., half:])
-
-
-def _joined(left: PyTree[Shaped[Array, "..."]], right: PyTree[Shaped[Array, "..."]]) -> Any:
-    """Invert `_halves`."""
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), left, right)
 
 
 def _merged_jumps(a: Float[Array, "P *shape lanes"]) -> Float[Array, "*shape P*lanes"]:
