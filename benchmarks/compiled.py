@@ -31,6 +31,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.flatten_util import ravel_pytree
 from jax.sharding import SingleDeviceSharding
 
 import tiedattn_jax as ta
@@ -41,7 +42,7 @@ from tiedattn_jax.base.results import Settings
 from tiedattn_jax.model.checks import needs
 from tiedattn_jax.rsb.fixed_points import ORDER, _lay, lines_1rsb
 from tiedattn_jax.rsb.newton import Problem, _look
-from tiedattn_jax.theory.engine import _equations_all, _Rows
+from tiedattn_jax.theory.engine import _equations_all
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.solve import branch_start
 
@@ -295,9 +296,9 @@ def _lanes(number: str) -> Callable[[], Traceable]:
         model, rule = ta.DotProduct(), ta.Lines(5).rule(ta.DotProduct())
         start = branch_start(model, "semantic")
         setting = model, jnp.asarray(2.0), jnp.ones(2), jnp.asarray(0)
-        rows = _Rows.like(setting)
-        lanes = jnp.broadcast_to(rows.row(setting), (_LANES, len(rows.row(setting))))
-        equations = jax.eval_shape(functools.partial(_equations_all, rows), rule, lanes)
+        row, of_setting = ravel_pytree(setting)
+        lanes = jnp.broadcast_to(row, (_LANES, row.size))
+        equations = jax.eval_shape(functools.partial(_equations_all, of_setting), rule, lanes)
         place = jax.eval_shape(jax.vmap(lambda e: e.coordinates.pack(start)), equations)
         if number == "state":
             place = jax.eval_shape(jax.vmap(lambda e, v: e.search(v, Settings(), 1, 1.0)), equations, place)

@@ -76,7 +76,10 @@ def clear_programs():
     """Clear the compiled programs if they use half of the memory maps that Linux gives a process, or 3 GB."""
     yield
     maps, pages = Path("/proc/self/maps"), Path("/proc/self/statm")
-    if maps.exists() and (maps.read_bytes().count(b"\n") > 30_000 or int(pages.read_text().split()[1]) > 3e9 / 4096):
+    if not maps.exists():
+        return
+    resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if maps.read_bytes().count(b"\n") > 30_000 or resident > 3e9:
         jax.clear_caches()
 
 

@@ -115,8 +115,8 @@ def loop(
     def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
         return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
 
-    wanted = counted() and os.environ.get(KERNELS) != "0"
-    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if wanted else None
+    has_kernels = counted() and os.environ.get(KERNELS) != "0"
+    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if has_kernels else None
     if kernel is None:
         return scan(nodes, state, xs)
     return lax.platform_dependent(nodes, state, xs, cuda=kernel, default=scan)

@@ -237,8 +237,8 @@ def emergence(
     def run(steps: int) -> Run:
         return _runs(model, R, jnp.asarray(is_random, dtype), (eta, kappa, until), directions, rule, points, steps)
 
-    is_fixed = steps is not None or not at_top_level(model, R, eta, kappa, until)
-    replicates = refined(run, *((steps or 1,) * 2 if is_fixed else (1, _MOST)), progress)
+    first, most = (1, _MOST) if steps is None and at_top_level(model, R, eta, kappa, until) else (steps or 1,) * 2
+    replicates = refined(run, first, most, progress)
     return Emergence(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 

@@ -342,8 +342,8 @@ def sgd(
     def run(steps: int) -> Run:
         return lane_by_lane(_runs)(model, moments, numbers, rule, points, max(steps, least))
 
-    is_fixed = steps is not None or not at_top_level(model, moments, numbers)
-    replicates = refined(run, *((steps or _TRACED,) * 2 if is_fixed else (least, _MOST)), progress)
+    first, most = (least, _MOST) if steps is None and at_top_level(model, moments, numbers) else (steps or _TRACED,) * 2
+    replicates = refined(run, first, most, progress)
     return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 

@@ -22,21 +22,21 @@ few numbers per lane, so it runs on the host's CPU.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from ..averages.rules import COARSE, Rule, block_size
-from ..base.arrays import Number, either, indexed, precise, repeated, unstacked
+from ..base.arrays import Number, either, indexed, precise, repeated, unstacked, zeros
 from ..base.errors import InputError, require_count
 from ..base.programs import default_device, settings as jax_settings
 from ..base.progress import Progress, reporter
@@ -178,40 +178,12 @@ def _kind(lane: Lane) -> Any:
     return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
 
 
-class _Rows(NamedTuple):
-    """Trees of lanes as the rows of one array; each tree is a pytree of arrays of the same shapes.
-
-    A turn moves all numbers of the lanes between the host and its programs. It costs Python some time for every array,
-    and there are forty in the state of a search.
-    """
-
-    structure: Any
-    arrays: tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of a lane
-    dtype: np.dtype  # of the rows; integers of a search are small enough for it
-
-    @classmethod
-    def like(cls, tree: PyTree) -> _Rows:
-        leaves, structure = jax.tree.flatten(tree)
-        arrays = tuple((np.shape(a), np.dtype(jnp.result_type(a))) for a in leaves)
-        return cls(structure, arrays, np.result_type(*(dtype for _, dtype in arrays if dtype.kind == "f")))
-
-    def row(self, tree: PyTree) -> Float[Array, " k"]:
-        """Return the row of a lane, in traced code."""
-        return jnp.concatenate([jnp.ravel(a).astype(self.dtype) for a in jax.tree.leaves(tree)])
-
-    def rows(self, trees: Sequence[PyTree]) -> Float[np.ndarray, "lanes k"]:
-        """Return the rows of lanes on the host."""
-        return np.stack([np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)], dtype=self.dtype) for t in trees])
-
-    def tree(self, row: Float[Array, " k"]) -> PyTree:
-        """Return the tree of a row, in traced code."""
-        ends = np.cumsum([math.prod(shape) for shape, _ in self.arrays])[:-1]
-        parts = zip(jnp.split(row, ends), self.arrays, strict=True)
-        return jax.tree.unflatten(self.structure, [a.reshape(shape).astype(dtype) for a, (shape, dtype) in parts])
-
-
 class Slots:
-    """The lanes of one kind. Their numbers are rows of arrays of the host, see `_Rows`."""
+    """The lanes of one kind. All numbers of a lane are one row of an array of the host.
+
+    A turn moves them between the host and its programs. That costs Python some time for every array, and there are
+    forty in the state of a search. Attributes `of_setting`, `of_start` and `of_search` make the numbers of a row again.
+    """
 
     def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
         self.rule = example.rule
@@ -225,10 +197,10 @@ class Slots:
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
         self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
-        self.setting = _Rows.like(_setting(example))
-        self.start = _Rows.like(self._start(example))
-        begun = jax.eval_shape(begin, *self._start(example))
-        self.search = _Rows.like(begun)
+        self.of_setting = ravel_pytree(_setting(example))[1]
+        self.of_start = ravel_pytree(self._start(example))[1]
+        self.of_search = ravel_pytree(zeros(jax.eval_shape(begin, *self._start(example))))[1]
+        self.dtype = example.model.lam.dtype  # of the rows; integers of a search are small enough for it
         self.settings: Any = None  # rows of (model, alpha, free, index of the replicate)
         self.searches: Any = None  # rows of (Newton, Search)
         self.trials: Any = None  # (lanes, n), where the searches ask for the map
@@ -256,7 +228,7 @@ class Slots:
             self.device_equations = self._equations(self.settings)
         trials = self._put(self._padded(self.trials))
         answer = jax.device_get(_on_devices(Equations.answer, self.mesh)(self.device_equations, trials))
-        advanced = _advance_all(self.search, self._padded(self.searches), answer)
+        advanced = _advance_all(self.of_search, self._padded(self.searches), answer)
         self.searches, self.trials, ended = (np.asarray(a)[:count] for a in advanced)
         return self._leave(np.flatnonzero(ended))
 
@@ -270,9 +242,9 @@ class Slots:
         if not jobs:
             return
         lanes = [job.request for job in jobs]
-        begun = _begin_all(self.start, self.search, self._padded(self.start.rows([*map(self._start, lanes)])))
+        begun = _begin_all(self.of_start, self._padded(self._rows(map(self._start, lanes))))
         searches, trials = (np.asarray(a)[: len(jobs)] for a in begun)
-        self.settings = self._joined(self.settings, self.setting.rows([*map(_setting, lanes)]))
+        self.settings = self._joined(self.settings, self._rows(map(_setting, lanes)))
         self.searches, self.trials = self._joined(self.searches, searches), self._joined(self.trials, trials)
         self.lanes += jobs
         self.device_equations = None
@@ -281,7 +253,7 @@ class Slots:
         """Remove the lanes that have ended, and return them with their states."""
         if not len(ended):
             return []
-        outcomes = _outcomes(self.search, self._padded(self.searches[ended]))
+        outcomes = _outcomes(self.of_search, self._padded(self.searches[ended]))
         states = _on_devices(Equations.state, self.mesh)(self._equations(self.settings[ended]), self._put(outcomes))
         states = unstacked(jax.device_get(states), len(ended))
         finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
@@ -289,6 +261,11 @@ class Slots:
         self.lanes = [self.lanes[k] for k in remaining]
         self.settings, self.searches, self.trials = (a[remaining] for a in (self.settings, self.searches, self.trials))
         return finished
+
+    def _rows(self, lanes: Iterable[PyTree]) -> Float[np.ndarray, "lanes k"]:
+        """Return the rows of lanes, in the order of `ravel_pytree`."""
+        rows = (np.concatenate([np.ravel(a) for a in jax.tree.leaves(lane)], dtype=self.dtype) for lane in lanes)
+        return np.stack([*rows])
 
     def _joined(self, old: np.ndarray | None, new: np.ndarray) -> np.ndarray:
         return new if old is None else np.concatenate([old, new])
@@ -303,7 +280,7 @@ class Slots:
 
     def _equations(self, settings: Float[np.ndarray, "lanes k"]) -> Equations:
         """Return the equations of lanes, on the devices."""
-        return _equations_all(self.setting, self.device_rule, self._put(self._padded(settings)))
+        return _equations_all(self.of_setting, self.device_rule, self._put(self._padded(settings)))
 
 
 def _setting(lane: Lane) -> tuple:
@@ -331,33 +308,33 @@ def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k
 
 
 # These run on the host's CPU. The axis of the lanes leads all arrays.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _begin_all(start: _Rows, search: _Rows, rows: Float[Array, "lanes k"]) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def _begin_all(of_start: Callable, rows: Float[Array, "lanes k"]) -> tuple[Array, Array]:
     """Return the rows of the searches that begin, and where they ask for the map."""
 
     def lane(row: Float[Array, " k"]) -> tuple[Array, Array]:
-        newton, begun = precise(begin)(*start.tree(row))
-        return search.row((newton, begun)), begun.trial
+        newton, begun = precise(begin)(*of_start(row))
+        return ravel_pytree((newton, begun))[0], begun.trial
 
     return jax.vmap(lane)(rows)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _advance_all(search: _Rows, rows: Float[Array, "lanes k"], answers: Answer) -> tuple[Array, Array, Array]:
+def _advance_all(of_search: Callable, rows: Float[Array, "lanes k"], answers: Answer) -> tuple[Array, Array, Array]:
     """Return the rows of the searches after a step, where they ask for the map next, and whether they have ended."""
 
     def lane(row: Float[Array, " k"], answer: Answer) -> tuple[Array, Array, Array]:
-        newton, last = search.tree(row)
+        newton, last = of_search(row)
         new = precise(Newton.advance)(newton, last, answer)
-        return search.row((newton, new)), new.trial, new.ended
+        return ravel_pytree((newton, new))[0], new.trial, new.ended
 
     return jax.vmap(lane)(rows, answers)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _outcomes(search: _Rows, rows: Float[Array, "lanes k"]) -> Outcome:
+def _outcomes(of_search: Callable, rows: Float[Array, "lanes k"]) -> Outcome:
     """Return the outcomes of searches."""
-    return jax.vmap(lambda row: search.tree(row)[1].outcome)(rows)
+    return jax.vmap(lambda row: of_search(row)[1].outcome)(rows)
 
 
 def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
@@ -388,9 +365,9 @@ def _graphs() -> dict[str, str]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _equations_all(setting: _Rows, rule: Rule, rows: Float[Array, "lanes k"]) -> Equations:
+def _equations_all(of_setting: Callable, rule: Rule, rows: Float[Array, "lanes k"]) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
-    model, alpha, free, number = jax.vmap(setting.tree)(rows)
+    model, alpha, free, number = jax.vmap(of_setting)(rows)
     coarse = repeated(rule.coarse, len(number))
     replicates = indexed(rule.stack, jnp.maximum(number, 0))
     return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)

@@ -213,8 +213,8 @@ def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Pat
     # A branch is defined without its start: if replicates lack it from there, they look for it from its own. A start
     # does not change what the nodes do not resolve.
     if states is None or (branch and not np.all(states.has_state | (states.status == Status.unresolved))):
-        others = yield from problem.solve_from_far(branch_start(problem.model, branch))
-        states = others if states is None or np.sum(others.has_state) >= np.sum(states.has_state) else states
+        again = yield from problem.solve_from_far(branch_start(problem.model, branch))
+        states = again if states is None or np.sum(again.has_state) >= np.sum(states.has_state) else states
     free = np.asarray(problem.free)
     if np.all(states.status == Status.unresolved):
         return states, problem.free
