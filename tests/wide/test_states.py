@@ -352,7 +352,7 @@ def test_two_starts_find_the_lowest_proximal_points(V):
         return np.asarray(V * channel.at_nodes(channel._loss)(model, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0))
 
     search = jax.jit(lambda start: channel.prox(model, w, y, V, shift, jnp.broadcast_to(start[:, None], w.shape)))
-    first = channel.prox(model, w, y, V, shift)
+    first = channel.prox(model, w, y, V, shift, jnp.zeros_like(w))
     lowest, weight = channel.second_start(model, nodes, q, m, V, jnp.zeros(0), first)
     others = [energy(search(jnp.array([a, b]))) for a in (-4.0, 0.0, 4.0) for b in (-4.0, 0.0, 4.0)]
     np.testing.assert_allclose(energy(lowest), np.min([energy(first), *others], 0), atol=1e-9)

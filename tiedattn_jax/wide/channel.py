@@ -31,6 +31,7 @@ _RADIUS = 6.2  # of the ball
 _TEACHER_STEP = 0.6
 _STUDENT_STEP = 1.0
 _SPREAD = 2.5  # of scores times beta at the standard setting, for which the student's step was chosen
+_DIGITS = 3  # binary digits of the number of points, so that layers share their compiled programs
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
@@ -99,6 +100,8 @@ def _lattice(layer: WideLayer, half: bool) -> WideNodes:
             grid = grid[:, np.sign(grid).T @ 3.0 ** np.arange(2 * n)[::-1] >= 0]
         points.append(grid)
     size = max(grid.shape[1] for grid in points)
+    unit = 2 ** max(size.bit_length() - _DIGITS, 0)
+    size = math.ceil(size / unit) * unit
     padded = np.stack([np.pad(grid, ((0, 0), (0, size - grid.shape[1]))) for grid in points])
     weight = np.exp(-0.5 * (padded**2).sum(1)) * (np.arange(size) < np.array([[grid.shape[1]] for grid in points]))
     if half:
@@ -224,11 +227,11 @@ def response(layer: WideLayer, h: Array, y: Array, V: Array, shift: Array) -> Re
 def second_start(
     layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, t: Float[Array, " k"], points: Array
 ) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
-    """Return proximal points, or those that are found from zero where they are lower, and the weight where both differ.
+    """Return proximal points, or those that are found from the fields where they are lower, and their share if unequal.
 
     The loss of softmax rows is flat far from zero. A search from the student's fields then ends nearby although another
-    point may be lower; a search from zero finds it. Of 150,000 nodes with V beta^2 up to 200, the two starts together
-    miss the lowest point at two, the first one at 97.
+    point may be lower, and a search from zero can miss a point near the fields. Of 150,000 nodes with V beta^2 up to
+    200, the two starts together miss the lowest point at two, the fields alone at 97.
     """
     w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
     shift = _shift(directions(layer, nodes), t)
@@ -236,7 +239,7 @@ def second_start(
     def energy(h: Array) -> Array:
         return V * at_nodes(_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
-    other, value = prox(layer, w, y, V, shift, jnp.zeros_like(w)), energy(points)
+    other, value = prox(layer, w, y, V, shift), energy(points)
     unit = jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho)
     differ = jnp.max(jnp.abs(other - points), 0) > _APART * unit
     is_lower = differ & (energy(other) < value - max(_SAME, 1e3 * float(jnp.finfo(w.dtype).eps)) * jnp.abs(value))

@@ -196,13 +196,13 @@ def onset(
 @precise
 def _onsets(layer: WideLayer, nodes: WideNodes) -> Float[Array, " R"]:
     def one(nodes: WideNodes) -> Array:
-        signal, force = without_content(layer, nodes)
+        _, M, N = without_content(layer, nodes)
 
-        def excess(alpha: Array, layer: WideLayer, signal: Array, force: Array) -> Array:
-            return convolution(layer.teacher, alpha * signal, alpha * force / 2).top - layer.tau
+        def excess(alpha: Array, layer: WideLayer, M: Array, N: Array) -> Array:
+            return convolution(layer.teacher, alpha * M, alpha * N).top - layer.tau
 
         low, high = (jnp.asarray(bound, layer.tau.dtype) for bound in _RANGE)
-        alpha = _log_root(excess, low, high, layer, signal, force)
+        alpha = _log_root(excess, low, high, layer, M, N)
         exists = (alpha > low * 1.01) & (alpha < high / 1.01)
         return jnp.where(exists, alpha, jnp.nan)
 

@@ -20,24 +20,22 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import lane_by_lane, program
-from ..base.arrays import Number, either, precise, solve
+from ..base.arrays import Number, either, solve
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.kinds import form_of
 from ..base.progress import Progress, one_search
 from ..base.report import Description, Printed, Row, picture, rows_of
 from ..base.results import MeanField, Replicated, Status
-from .channel import Averages, WideNodes, averages, fields, second_start, test_error, wide_nodes
+from .channel import Averages, WideNodes, averages, second_start, test_error, wide_nodes
 from .layer import WideLayer, require_none, require_smooth
-from .spectrum import convolution, prior, stability
+from .spectrum import Convolution, Prior, convolution, prior, stability
 
-_TOL = 1e-7  # relative change of the unknowns in the last step; Newton's method leaves the square of this
-_ROUNDING = 1e3  # units in the last place of such a change in single precision
+_TOL = 1e-9  # length of the last step
+_ROUNDING = 1e3  # units in the last place of such a length in single precision
 _MOST_STEPS = 100
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
-_PATIENCE = 12  # steps after which the map is damped, because it may alternate between two places
-_LONGEST = 0.5  # relative length of a Newton step
-_START = 0.5, 0.4, 0.7  # q, m, V over rho
+_LONGEST = 1.0  # length of a step with content
 
 
 class WideState(eqx.Module):
@@ -62,7 +60,7 @@ class WideState(eqx.Module):
         margin: least determinant of the proximal equations; proximal points are minima where it is positive.
         jumps: share of sentences at which two starts of the proximal operator differ; the lower point is taken.
         binds: whether the bound on the rank binds.
-        residual: relative change of the order parameters in a step.
+        residual: length of the last step, in logarithms of the conjugates and units of the teacher's scores.
         status: `Status` as an integer.
     """
 
@@ -180,58 +178,78 @@ def _spectrum(point: WidePoint) -> WideSpectrum:
     return WideSpectrum((Y.y - tau) / point.Lam, Y.density * point.Lam, Y.weight, 1 - point.share, point.largest)
 
 
+class _Rules(NamedTuple):
+    """Constraints of a search.
+
+    Attributes:
+        content: whether S has a part besides that of the encodings; None if it shall have none.
+        binds: whether the rank is bounded by kappa d; None if it cannot be.
+        held: whether the offsets stay on the boundary of the cone, see `_cone`.
+    """
+
+    content: Bool[Array, ""] | None
+    binds: Bool[Array, ""] | None
+    held: Bool[Array, ""]
+
+
 class _Setting(NamedTuple):
     """The layer, its data and the constraints in a search on one replicate.
 
     Attributes:
         points: proximal points at the nodes, from which those nearby are searched.
-        binds: whether the rank is bounded by kappa d; None if it cannot be.
-        held: whether the offsets stay on the boundary of the cone, see `_cone`.
     """
 
     layer: WideLayer
     alpha: Float[Array, ""]
     nodes: WideNodes
     points: Float[Array, "n N"]
-    binds: Bool[Array, ""] | None
-    held: Bool[Array, ""]
+    rules: _Rules
 
     @classmethod
-    def free(cls, layer: WideLayer, alpha: Float[Array, ""], nodes: WideNodes, can_bind: bool = False) -> _Setting:
-        """Return a setting without constraints."""
-        binds, held = jnp.asarray(False) if can_bind else None, jnp.asarray(False)
-        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), binds, held)
+    def first(cls, layer: WideLayer, alpha: Array, nodes: WideNodes, content: bool, can_bind: bool) -> _Setting:
+        """Return the setting in which a search begins: S has no content."""
+        no = jnp.asarray(False)
+        rules = _Rules(no if content else None, no if can_bind else None, no)
+        return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), rules)
+
+    @property
+    def has_content(self) -> Bool[Array, ""]:
+        return jnp.asarray(False) if self.rules.content is None else self.rules.content
 
     def at(self, v: Float[Array, " k"]) -> tuple:  # the arguments of `averages` and `second_start`
         return self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points
 
-    def channel(self, v: Float[Array, " k"]) -> tuple[Averages, Float[Array, "n N"]]:
-        return averages(*self.at(v))
-
-    def conjugates(self, A: Averages) -> tuple[Array, Array, Array]:
-        return self.alpha * A.information, self.alpha * A.signal, self.alpha * A.force / 2
-
     def hats(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
         """Return the conjugates of (q, m, V) and the next offsets, and the proximal points."""
-        A, h = self.channel(v)
-        return jnp.concatenate([jnp.stack(self.conjugates(A)), self.offsets(v[3:], A)]), h
+        A, h = averages(*self.at(v))
+        conjugates = self.alpha * jnp.stack([A.information, A.signal, A.force / 2])
+        return jnp.concatenate([conjugates, self.offsets(v[3:], A)]), h
 
-    def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, ""]]:
-        """Return (q, m, V) and the offsets, and the share of the eigenvalues that are not zero."""
-        Lam, M, N = u[:3]
-        tau, curve = self.layer.tau, convolution(self.layer.teacher, M, N)
-        P = prior(curve, tau, curve.first_place(tau, self.layer.kappa, self.binds))
-        return jnp.concatenate([jnp.stack([2 * P.phi / Lam**2, P.by_M / Lam, P.by_N / Lam]), u[3:]]), P.share
+    def spectrum(self, u: Float[Array, " k"]) -> tuple[Convolution, Float[Array, ""], Prior]:
+        """Return the spectrum of Y, the place from which on its eigenvalues count, and the prior's numbers."""
+        curve = convolution(self.layer.teacher, u[1], u[2])
+        place = curve.first_place(self.layer.tau, self.layer.kappa, self.rules.binds)
+        return curve, place, prior(curve, self.layer.tau, place)
 
-    def map(self, u: Float[Array, " k"]) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-        """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets.
+    def with_content(self, u: Float[Array, " k"], P: Prior) -> Float[Array, " k"]:
+        """Return (q, m, V), which vanish without content, and the offsets."""
+        v = jnp.stack([2 * P.phi / u[0], P.by_M, P.by_N]) / u[0]
+        return jnp.concatenate([jnp.where(self.has_content, v, 0.0), u[3:]])
 
-        The second result has them, too, and (q, m, V) with the offsets, the share of eigenvalues that are not zero, and
-        the proximal points.
-        """
-        v, share = self.orders(u)
-        image, h = self.hats(v)
-        return image, (image, v, share, h)
+    def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Rules]:
+        """Return (q, m, V) and the offsets, and the constraints that they ask for."""
+        content, binds, held = self.rules
+        held |= _height(self.layer, u[3:]) < 0
+        if content is None:
+            return u * (jnp.arange(len(u)) > 2), self.rules._replace(held=held)
+        curve, _, P = self.spectrum(u)
+        grows = curve.top > self.layer.tau
+        binds = None if binds is None else binds | (P.share > self.layer.kappa)
+        return self.with_content(u, P), _Rules(content | grows, binds, held & (content | ~grows))
+
+    def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
+        """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets."""
+        return self.hats(self.orders(u)[0])[0]
 
     def offsets(self, t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
@@ -241,7 +259,7 @@ class _Setting(NamedTuple):
         if self.layer.is_long:
             along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
             held = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
-        return jnp.where(self.held, held, _unconstrained(t, A))
+        return jnp.where(self.rules.held, held, _unconstrained(t, A))
 
 
 def _unconstrained(t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
@@ -272,126 +290,114 @@ def _tolerance(v: Float[Array, " k"]) -> float:
     return max(_TOL, _ROUNDING * float(jnp.finfo(v.dtype).eps))
 
 
-def _size(u: Float[Array, " k"], rho: Float[Array, ""]) -> Float[Array, " k"]:
-    """Return the scale of every unknown; offsets are measured in units of the teacher's scores."""
-    return jnp.abs(u) + jnp.where(jnp.arange(len(u)) < 3, 0.0, jnp.sqrt(rho))
+def _unit(layer: WideLayer) -> Float[Array, ""]:
+    return lax.stop_gradient(jnp.sqrt(layer.teacher.rho + layer.noise))
 
 
-def _search(setting: _Setting, start: Float[Array, " k"]) -> tuple[Array, _Setting, Array, Array]:
-    """Return the orders v at a root of ``map(u) = u``, the setting there, the last relative change, and `jumps`.
+def _unknowns(u: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
+    """Return the logarithms of the conjugates, and the offsets in units of the teacher's scores."""
+    least = jnp.finfo(u.dtype).tiny ** 0.5  # a target that position explains pushes no content
+    return jnp.concatenate([jnp.log(jnp.maximum(u[:3], least)), u[3:] / unit])
 
-    The unknowns are the conjugates: near the onset of content they hardly move, while q changes by orders of magnitude.
-    The map contracts nearly everywhere. Newton's step is taken where it is short and stays admissible. If the root
-    violates a constraint, the constraint is imposed. If proximal points from zero are lower, the search goes on there.
+
+def _conjugates(x: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
+    return jnp.concatenate([jnp.exp(x[:3]), x[3:] * unit])
+
+
+class _Guess(NamedTuple):
+    """A place x where a search for content begins, NaN for that without content, and the inverse of 1 - d map / dx."""
+
+    x: Float[Array, " k"]
+    H: Float[Array, "k k"]
+
+    @classmethod
+    def of(cls, x: Float[Array, " k"]) -> _Guess:
+        return cls(x, jnp.eye(len(x), dtype=x.dtype))  # the first step is one of the map
+
+
+def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, Array, _Guess]:
+    """Find a root of ``map(u) = u`` by Broyden's method, from steps of the map, which contracts nearly everywhere.
+
+    The unknowns x are the logarithms of the conjugates, which hardly move near the onset of content while q changes by
+    orders of magnitude, and the offsets in units of the teacher's scores. The search begins without content. Where the
+    largest eigenvalue of Y is then above tau, it goes on with content from the guess. If the root violates another
+    constraint, that constraint is imposed. If other proximal points are lower, the search goes on there.
+
+    Returns:
+        u with its implicit derivatives, the setting there, the length of the last step, `jumps`, and the next guess.
     """
-    frozen = lax.stop_gradient(setting)
-    rho, tol = frozen.layer.teacher.rho + frozen.layer.noise, _tolerance(start)
+    frozen, guess = lax.stop_gradient((setting, guess))
+    tol, unit = _tolerance(guess.x), _unit(setting.layer)
 
     def body(state: tuple) -> tuple:
-        u, points, binds, held, jumps, _, count = state
-        now = frozen._replace(points=points, binds=binds, held=held)
-        J, (image, v, share, points) = jax.jacfwd(now.map, has_aux=True)(u)
-        r = image - u
-        newton = jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - J, r)
-        after = u + newton
-        length, change = (jnp.max(jnp.abs(a) / _size(u, rho)) for a in (newton, r))
-        is_good = (length < _LONGEST) & jnp.all(after[:3] > 0)
-        ended = change <= tol
-        must_hold = held | (_height(setting.layer, u[3:]) < 0)
-        must_bind = None if binds is None else binds | (share > frozen.layer.kappa)
+        (x, H), step, before, points, rules, jumps, _, count = state
+        now = frozen._replace(points=points, rules=rules)
+        v, asked = now.orders(_conjugates(x, unit))
+        image, points = now.hats(v)
+        r = _unknowns(image, unit) - x
+        change = H @ (r - before)  # minus the step, if H were right
+        scale = step @ change
+        H -= jnp.outer(step + change, step @ H) / jnp.where(scale == 0, jnp.inf, scale)
+        step = H @ r
+        length = jnp.max(jnp.abs(step))
+        ended = length <= tol
+        # Without content the map does not depend on the conjugates, so the first step is right.
+        step *= jnp.where(now.has_content, jnp.minimum(1.0, _LONGEST / length), 1.0)
+        asked = either(ended, asked, rules)
+        begins = jnp.asarray(asked.content != rules.content)
+        changed = begins | (asked.binds != rules.binds) | (asked.held != rules.held)
         at = now._replace(points=points).at(v)
-        lower, weight = lax.cond(ended, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
-        goes_on = ended & ((must_hold != held) | (must_bind != binds) | jnp.any(lower != points))
-        binds, held = either(ended, (must_bind, must_hold), (binds, held))
-        image = u + jnp.where(count < _PATIENCE, 1.0, 0.5) * r
-        length, jumps = jnp.where(goes_on, jnp.inf, change), jnp.maximum(jumps, weight)
-        return jnp.where(is_good, after, image), lower, binds, held, jumps, length, count + 1
+        lower, weight = lax.cond(ended & ~changed, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
+        changed |= jnp.any(lower != points)
+        after = either(begins, _Guess.of(x + step), _Guess(x + step, H))
+        after = either(begins & jnp.all(jnp.isfinite(guess.x)), guess, after)
+        step, length = either(changed, (0 * step, jnp.full_like(length, jnp.inf)), (step, length))
+        return after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1
 
-    v = lax.stop_gradient(start)
-    w, _ = fields(frozen.nodes, v[0], v[1], rho)
-    u, points = frozen._replace(points=w).hats(v)
-    first = (u, points, setting.binds, setting.held, 0 * v[0], jnp.asarray(jnp.inf, start.dtype), 0)
+    x = jnp.zeros_like(guess.x)
+    first = (_Guess.of(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, 0)
     found = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
-    u, points, binds, held, jumps, length, _ = found
-    setting = setting._replace(points=points, binds=binds, held=held)
-    return setting.orders(_attach_root(u, setting))[0], setting, length, jumps
+    (x, H), _, _, points, rules, jumps, length, _ = found
+    setting = setting._replace(points=points, rules=rules)
+    u = _attach_root(_conjugates(x, unit), setting)
+    return u, setting, length, jumps, either(setting.has_content, _Guess(x, H), guess)
 
 
 @with_tangent
 def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
     u, setting = primals
-    change = derivative_along(lambda s: s.map(u)[0], (setting,), tangents[1:])
-    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map, has_aux=True)(u)[0], change)
+    change = derivative_along(lambda s: s.map(u), (setting,), tangents[1:])
+    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map)(u), change)
 
 
-def _without_content(setting: _Setting) -> tuple[Float[Array, " k"], _Setting]:
-    """Return the unknowns at q = m = V = 0, with the best offsets, and the constraint that holds there."""
-    zeros = jnp.zeros(3 + setting.layer.shifts, setting.alpha.dtype)
-    if not setting.layer.shifts:
-        return zeros, setting
-    frozen, tol = lax.stop_gradient(setting), _tolerance(zeros)
-    unit = jnp.sqrt(frozen.layer.teacher.rho)
-
-    def body(state: tuple) -> tuple:
-        v, held, _, count = state
-        now = frozen._replace(held=held)
-        t = now.offsets(v[3:], now.channel(v)[0])
-        length = jnp.max(jnp.abs(t - v[3:])) / unit
-        must_hold = held | ((length <= tol) & (_height(setting.layer, t) < 0))
-        return jnp.concatenate([v[:3], t]), must_hold, jnp.where(must_hold == held, length, jnp.inf), count + 1
-
-    first = (zeros, setting.held, jnp.asarray(jnp.inf, zeros.dtype), 0)
-    v, held, _, _ = lax.while_loop(lambda s: (s[2] > tol) & (s[3] < _MOST_STEPS), body, first)
-    setting = setting._replace(held=held)
-    return _attach_offsets(v, setting), setting
-
-
-@with_tangent
-def _attach_offsets(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
-    """Newton's steps have derivative zero in the offsets, so the tangent is that of one step."""
-    v, setting = primals
-    change = derivative_along(lambda s: s.offsets(v[3:], s.channel(v)[0]), (setting,), tangents[1:])
-    return jnp.concatenate([jnp.zeros_like(v[:3]), change])
-
-
-def without_content(layer: WideLayer, nodes: WideNodes) -> tuple[Array, Array]:
-    """Return signal and force of the channel at S = 0, with the best offsets; see `Averages`."""
-    v, setting = _without_content(_Setting.free(layer, jnp.ones_like(layer.tau), nodes))
-    A, _ = setting.channel(v)
-    return A.signal, A.force
+def without_content(layer: WideLayer, nodes: WideNodes) -> Float[Array, "3"]:
+    """Return Lam, M and N over alpha at S = 0, with the best offsets."""
+    setting = _Setting.first(layer, jnp.ones_like(layer.tau), nodes, content=False, can_bind=False)
+    return _search(setting, _Guess.of(jnp.zeros(3 + layer.shifts, layer.tau.dtype)))[0][:3]
 
 
 @program
 def states(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Float[Array, " k"], can_bind: bool) -> WideState:
     """Return the states of all replicates, each search from the state before; if kappa cannot bind, compile less."""
 
-    def one(start: Array, nodes: WideNodes) -> tuple[Array, WideState]:
-        state = _state(_Setting.free(layer, alpha, nodes, can_bind), start)
-        v = lax.stop_gradient(jnp.concatenate([jnp.stack([state.q, state.m, state.V]), state.offset]))
-        return jnp.where(state.q > 0, v, start), state
+    def one(guess: _Guess, nodes: WideNodes) -> tuple[_Guess, WideState]:
+        setting = _Setting.first(layer, alpha, nodes, content=True, can_bind=can_bind)
+        *root, guess = _search(setting, guess)
+        return guess, _report(*root)
 
-    return lax.scan(one, start, nodes)[1]
-
-
-@precise
-def _state(free: _Setting, start: Array) -> WideState:
-    zero, empty = _without_content(free)
-    _, M, N = empty.conjugates(empty.channel(zero)[0])
-    has_content = lax.stop_gradient(convolution(free.layer.teacher, M, N).top > free.layer.tau)
-    none = zero, empty, jnp.zeros_like(free.alpha), jnp.zeros_like(free.alpha)
-    return _report(*lax.cond(has_content, lambda: _search(free, start), lambda: none))
+    first = _Guess.of(_unknowns(start.astype(alpha.dtype), _unit(layer)))
+    return lax.scan(one, first, nodes)[1]
 
 
-def _report(v: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Array) -> WideState:
-    """Return the state at the unknowns v; q = 0 is the layer without content."""
-    layer, law = setting.layer, setting.layer.teacher
-    A, _ = setting.channel(v)
-    Lam, M, N = setting.conjugates(A)
-    q, m, V, offset = v[0], v[1], v[2], v[3:]
-    curve, binds = convolution(law, M, N), jnp.asarray(False) if setting.binds is None else setting.binds
-    place = curve.place(layer.tau)
-    P = prior(curve, layer.tau, curve.first_place(layer.tau, layer.kappa, setting.binds))
-    trace = jnp.where(q > 0, P.trace / Lam, 0.0)
+def _report(u: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Array) -> WideState:
+    """Return the state at the unknowns u."""
+    layer, law, (Lam, M, N), offset = setting.layer, setting.layer.teacher, u[:3], u[3:]
+    curve, place, P = setting.spectrum(u)
+    v, has_content = setting.with_content(u, P), setting.has_content
+    q, m, V = v[:3]
+    A, _ = averages(*setting.at(v))
+    binds = jnp.asarray(False) if setting.rules.binds is None else setting.rules.binds
+    trace = jnp.where(has_content, P.trace / Lam, 0.0)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
     energy = setting.alpha * A.train_loss + layer.tau * trace
     status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
@@ -406,8 +412,8 @@ def _report(v: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Ar
         gen_error=test_error(layer, setting.nodes, q, m, offset),
         energy=energy,
         distance=law.rho - 2 * m + q,
-        share=jnp.where(q > 0, P.share, 0.0),
-        largest=jnp.where(q > 0, (curve.top - layer.tau) / Lam, 0.0),
+        share=jnp.where(has_content, P.share, 0.0),
+        largest=jnp.where(has_content, (curve.top - layer.tau) / Lam, 0.0),
         replicon=jnp.where(binds, jnp.inf, replicon),
         margin=A.margin,
         jumps=jumps,
@@ -448,13 +454,13 @@ def solve_wide(
     require_smooth(model)
     alpha = require_positive(alpha, "alpha", model.tau.dtype)
     if start is None:
-        orders, offset = jnp.asarray(_START) * model.teacher.rho, jnp.zeros(model.shifts)
+        first = jnp.full(3 + model.shifts, jnp.nan)
     else:
         require_kind(start, "start", WidePoint, "a state of a wide layer")
-        orders, offset = jnp.stack([start.q, start.m, start.V]), start.offset
-        if offset.shape != (model.shifts,):
-            raise InputError("start", f"must have {model.shifts} offsets like the layer, got {offset.shape[0]}")
-    first = lax.stop_gradient(jnp.concatenate([orders, offset.astype(alpha.dtype)]))
+        if start.offset.shape != (model.shifts,):
+            raise InputError("start", f"must have {model.shifts} offsets like the layer, got {start.offset.shape[0]}")
+        first = jnp.concatenate([jnp.stack([start.Lam, start.M, start.N]), start.offset])
+    first, rule = lax.stop_gradient(first), wide_nodes(model, nodes)
     can_bind = not is_concrete(model.kappa) or float(model.kappa) < 1
     with one_search(progress):
-        return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, wide_nodes(model, nodes), first, can_bind))
+        return WidePoint(model, alpha, lane_by_lane(states)(model, alpha, rule, first, can_bind))

@@ -28,6 +28,7 @@ from ..base.report import Description, Printed
 
 _SECTIONS = 64  # parts into which a round of a search for a root divides the interval
 _ROUNDS = 10  # rounds of such a search
+_FEW_ROUNDS, _POLISH = 3, 4  # rounds before Newton's method, and its steps
 _NEWTON = 40  # steps for s(u); they converge quadratically
 _SHRINK = 0.01  # least ratio of s after and before a step
 _NODES = 100  # of an interval between two edges, for at most `_FEW` islands; the integrals are then right to 1e-10
@@ -317,8 +318,14 @@ class Convolution(NamedTuple):
         def gap(u: Array, y: Array, curve: Convolution) -> Array:
             return curve.eigenvalue(u)[0] - y
 
-        frozen = lax.stop_gradient((y, self))
-        u = _root(lambda u: gap(u, *frozen), self.low[0], self.high[-1])
+        y_, curve = frozen = lax.stop_gradient((y, self))
+
+        def step(_: Any, u: Array) -> Array:  # Newton's, from the middle of a short interval
+            at, slope = curve.eigenvalue(u)
+            return jnp.clip(u - (at - y_) / slope, curve.low[0], curve.high[-1])
+
+        u = _root(lambda u: gap(u, *frozen), self.low[0], self.high[-1], _FEW_ROUNDS)
+        u = lax.fori_loop(0, _POLISH, step, u)
         return with_root(gap, u, y, self, slope=lambda u, y, curve: curve.eigenvalue(u)[1])
 
     def quantile(self, share: Float[Array, ""]) -> Float[Array, ""]:
@@ -377,7 +384,7 @@ def convolution(law: SpectrumLaw, M: Float[Array, ""], N: Float[Array, ""]) -> C
     return Convolution(law, M, N, *jnp.split(edges, 2))
 
 
-def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def _root(fn: Callable[[Array], Array], low: Array, high: Array, rounds: int = _ROUNDS) -> Array:
     """Return the root of a function that is negative at `low` and positive at `high`, elementwise.
 
     Every round evaluates the function at `_SECTIONS` - 1 points between the ends at once.
@@ -390,7 +397,7 @@ def _root(fn: Callable[[Array], Array], low: Array, high: Array) -> Array:
         return low + width / _SECTIONS * jnp.sum(fn(points) < 0, axis=0), width / _SECTIONS
 
     low, high = lax.stop_gradient(jnp.broadcast_arrays(low, high))
-    low, width = lax.fori_loop(0, _ROUNDS, shrink, (low, high - low))
+    low, width = lax.fori_loop(0, rounds, shrink, (low, high - low))
     return low + 0.5 * width
 
 
