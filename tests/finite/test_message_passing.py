@@ -12,7 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.moreau import ProxProblem, gradient_at_nodes
 from tiedattn_jax.averages.prox import descend, prox
 from tiedattn_jax.base.results import Status
-from tiedattn_jax.finite.channels import responses
+from tiedattn_jax.finite.channels import responses, risk_minimiser
 from tiedattn_jax.finite.message_passing import Damping, gamp
 from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.finite.sampling import sample_data, start
@@ -127,6 +127,17 @@ def test_undamped_runs_diverge_and_say_so(model, data):
     # At a minimum the ridge term is at most the risk of zero weights.
     bound = max(float(risk(model, data, Q)) for Q in (0 * data.teacher, data.teacher))
     assert 0.5 * float(model.lam) * float(jnp.sum(result.Q**2)) <= bound
+
+
+def test_weights_are_too_large_beyond_the_risks_of_the_start_and_of_zero(model, data, semantic):
+    fields = student_fields(data.x, semantic.Q)
+    learner, state = risk_minimiser(model, data, semantic.Q, fields, None, jnp.asarray(True), jnp.asarray(False))
+    low, high = (risk(model, data, Q) for Q in (semantic.Q, 0 * semantic.Q))
+    ridge = 0.5 * model.lam * jnp.sum(semantic.Q**2)
+    assert low < high
+    for cost, status in (((low + high) / 2, Status.converged), (1.1 * high, Status.left_domain)):
+        trial = eqx.tree_at(lambda s: s.Q, state, semantic.Q * jnp.sqrt(cost / ridge))
+        assert int(learner.outcome(state, state, trial)[1]) == status
 
 
 def test_a_run_that_blew_up_says_so(model, data):

@@ -346,7 +346,7 @@ def test_where_stability_is_lost(monkeypatch, lines):
 
     In the second case the uninformed state is unstable at the fork.
     """
-    curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.5, 0.5, 0.5])
+    curve = synthetic([0.6, 0.8, 1.0, 2.0], [0.0, 0.3, 0.5, 1.0], [0.5, 1.05, 0.95, 0.5])
     ends, requests = located(monkeypatch, lines, curve, 0.5, pitchfork=0.7, instability=0.9)
     assert [(e.kind, e.side, e.direction) for e in ends] == [
         ("pitchfork", "lower", "theta"),

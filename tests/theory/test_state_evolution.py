@@ -90,7 +90,7 @@ def test_a_step_out_of_the_domain_has_a_status():
     [
         (2, {}, "converged"), (3, {"q": 1.01}, "max steps"), (4, {"V": 0.99}, "max steps"),
         (5, {"q": np.nan}, "nonfinite"), (6, {"m": np.inf}, "nonfinite"),
-        (7, {"q": -1.0}, "left domain"), (8, {"V": -1.0}, "left domain"),
+        (7, {"q": -1.0}, "left domain"), (8, {"V": -1.0}, "left domain"), (9, {"V": 1e-3}, "max steps"),
     ],
 )  # fmt: skip
 def test_status_is_that_of_the_last_iteration(model, monkeypatch, steps, change, status):

@@ -168,8 +168,9 @@ def test_single_precision(state):
     with jax.enable_x64(False):
         single = ta.solve(ta.WideDotProduct(tau=0.05), 1.0)
         assert single.q.dtype == jnp.float32 and single.status_name == "converged"
-    for name in ("q", "m", "trace", "energy"):
-        np.testing.assert_allclose(getattr(single, name), getattr(state, name), rtol=2e-4, err_msg=name)
+    # The training loss, a tenth of the energy, scatters by 1e-3 in single precision.
+    for name, rtol in {"q": 1e-4, "m": 1e-4, "trace": 1e-4, "energy": 4e-4}.items():
+        np.testing.assert_allclose(getattr(single, name), getattr(state, name), rtol=rtol, err_msg=name)
 
 
 @pytest.mark.long

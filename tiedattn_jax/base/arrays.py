@@ -128,15 +128,18 @@ def positive_definite(a: Float[Array, "*batch n n"]) -> Bool[Array, ""]:
     return jnp.all(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1) > 0)  # also False for NaN
 
 
-def solve(a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"]) -> Float[Array, "*#batch n k"]:
+def solve(
+    a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"], unrolled: int = 4
+) -> Float[Array, "*#batch n k"]:
     """Solve ``a x = b`` over the last two axes without pivoting.
 
-    `a` must have positive leading minors or be triangular. Matrices up to 4 x 4 are solved entry by entry: LAPACK
-    compiles slowly, and two batched LAPACK solves in one program can deadlock on two or more cores (jaxlib 0.10.2).
+    `a` must have positive leading minors or be triangular. Matrices up to the order `unrolled` are solved entry by
+    entry: LAPACK compiles slowly, and two batched LAPACK solves in one program can deadlock on two or more cores
+    (jaxlib 0.10.2).
     """
     if a.shape[-1] == 1:
         return b / a
-    if a.shape[-1] > _UNROLLED:
+    if a.shape[-1] > unrolled:
         return jnp.linalg.solve(a, b)
     rows, sides = (jnp.moveaxis(m, (-2, -1), (0, 1)) for m in (a, jnp.broadcast_to(b, (*a.shape[:-2], *b.shape[-2:]))))
     return jnp.moveaxis(_solve_entries(rows, sides, None), (0, 1), (-2, -1))
@@ -165,6 +168,11 @@ def total(terms: Iterable[Array]) -> Float[Array, "..."]:
 def matvec(matrix: Float[Array, "a b *#N"], v: Float[Array, "b *#N"]) -> Float[Array, "a *#N"]:
     """Multiply matrices, or one matrix (a, b, 1) that all nodes share, with vectors."""
     return total(matrix[:, j] * v[j] for j in range(v.shape[0]))
+
+
+def determinant(matrix: Float[Array, "n n N"]) -> Float[Array, " N"]:
+    """Return the determinants of symmetric matrices, entry by entry."""
+    return functools.reduce(operator.mul, _pivots([list(row) for row in matrix]))
 
 
 def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from ..averages.nodes import sobol_normals
 from ..averages.recipes import Sobol
-from ..base.arrays import ldl_solve, total
+from ..base.arrays import determinant, ldl_solve, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete
 from ..base.nodewise import nodewise
@@ -204,7 +204,7 @@ def averages(
         curvature=mean(twice),
         push=-mean(jnp.einsum("ikN,iN->kN", D, gradient)),
         stiffness=-mean(jnp.einsum("ikN,ijN,jlN->klN", D, by_w, D)),
-        margin=lax.stop_gradient(jnp.min(jnp.linalg.det(jnp.moveaxis(matrix, -1, 0)))),
+        margin=lax.stop_gradient(jnp.min(determinant(matrix))),
     )
     return means, h
 

@@ -32,7 +32,7 @@ from .layer import WideLayer, require_none, require_smooth
 from .spectrum import Convolution, Prior, convolution, prior, stability
 
 _TOL = 1e-9  # length of the last step
-_ROUNDING = 1e3  # units in the last place of such a length in single precision
+_ROUNDING = 200.0  # units in the last place of such a length in single precision
 _MOST_STEPS = 100
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
 _LONGEST = 1.0  # length of a step with content
@@ -359,6 +359,8 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
     found = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
     (x, H), _, _, points, rules, jumps, length, _ = found
     setting = setting._replace(points=points, rules=rules)
+    # A lane that failed has no slope.
+    setting = either(jnp.all(jnp.isfinite(x)), setting, lax.stop_gradient(setting))
     u = _attach_root(_conjugates(x, unit), setting)
     return u, setting, length, jumps, either(setting.has_content, _Guess(x, H), guess)
 
@@ -367,7 +369,8 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
 def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
     u, setting = primals
     change = derivative_along(lambda s: s.map(u), (setting,), tangents[1:])
-    return jnp.linalg.solve(jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map)(u), change)
+    # jax 0.10.2 can lose the types of calls of LAPACK in a program with this search; XLA does not compile them then.
+    return solve(jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map)(u), change[:, None], unrolled=len(u))[:, 0]
 
 
 def without_content(layer: WideLayer, nodes: WideNodes) -> Float[Array, "3"]:
@@ -382,8 +385,8 @@ def states(layer: WideLayer, alpha: Array, nodes: WideNodes, start: Float[Array,
 
     def one(guess: _Guess, nodes: WideNodes) -> tuple[_Guess, WideState]:
         setting = _Setting.first(layer, alpha, nodes, content=True, can_bind=can_bind)
-        *root, guess = _search(setting, guess)
-        return guess, _report(*root)
+        u, setting, length, jumps, guess = _search(setting, guess)
+        return guess, _report(u, setting, length, jumps)
 
     first = _Guess.of(_unknowns(start.astype(alpha.dtype), _unit(layer)))
     return lax.scan(one, first, nodes)[1]
