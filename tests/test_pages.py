@@ -64,15 +64,16 @@ def programs(text: str) -> list[Program]:
 
 
 def run(page: Path) -> list[tuple[Program, str]]:
-    """Run every block of a page; return the blocks with what they print."""
+    """Run every block of a page; return the blocks with what they print. Settings of its pictures end with the page."""
     namespace: dict = {"__name__": "__page__"}
     results = []
-    for program in programs(page.read_text()):
-        printed = io.StringIO()
-        code = compile("\n" * program.line + program.code, name_of(page), "exec")
-        with contextlib.redirect_stdout(printed):
-            exec(code, namespace)
-        results.append((program, printed.getvalue()))
+    with matplotlib.rc_context():
+        for program in programs(page.read_text()):
+            printed = io.StringIO()
+            code = compile("\n" * program.line + program.code, name_of(page), "exec")
+            with contextlib.redirect_stdout(printed):
+                exec(code, namespace)
+            results.append((program, printed.getvalue()))
     return results
 
 
@@ -97,12 +98,11 @@ def numbers_agree(printed: re.Match, shown: re.Match) -> bool:
 
 @pytest.fixture
 def isolated(tmp_path, monkeypatch):
-    """A working folder, a home and settings of matplotlib of the test's own; programs are stored where they were."""
+    """A working folder and a home of the test's own; programs are stored where they were."""
     cache, traced = jax.config.jax_compilation_cache_dir, compiled.Traced.folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with matplotlib.rc_context():
-        yield
+    yield
     jax.config.update("jax_compilation_cache_dir", cache)
     compiled.Traced.folder = traced
     jax.config.update("jax_disable_most_optimizations", False)
