@@ -257,6 +257,19 @@ def test_csv(tmp_path):
     assert rows[0]["semantic_status"] == "absent"
 
 
+def test_every_column_of_the_table_is_a_name_for_values():
+    diagram = known_diagram()
+    rows = diagram.table()
+    for name in rows[0]:
+        values = diagram.values(name)
+        assert values.shape == (3, 10)
+        np.testing.assert_array_equal(values[1, 4], np.asarray(rows[14][name]))
+    np.testing.assert_array_equal(diagram.values("semantic_train_loss"), diagram.semantic.train_loss)
+    np.testing.assert_array_equal(diagram.values("region"), diagram.region_names)
+    with pytest.raises(ta.InputError, match=r"nearest are.*semantic_train_loss"):
+        diagram.values("semantic_train_los")
+
+
 def test_xarray():
     pytest.importorskip("xarray")
     diagram = known_diagram()

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.arrays import AnyArray, spread_to
-from ..base.errors import InputError, require
+from ..base.errors import InputError, require, require_choice
 from ..base.files import Tabular, write_whole
 from ..base.report import Description, with_error
 from ..base.results import Result, Status, error_bar, quorum
@@ -270,6 +270,15 @@ class PhaseDiagram(Result, Tabular):
                         row[f"{branch}_{name}_stderr"] = error[j, i]
             rows.append(row)
         return rows
+
+    def values(self, name: str) -> Shaped[np.ndarray, "Y X"]:
+        """Return a column of `table`, such as "semantic_gen_error" or "region", in every cell.
+
+        Raises:
+            InputError: the table has no column of this name.
+        """
+        rows = self.table()
+        return np.array([row[require_choice(name, "name", row)] for row in rows]).reshape(self.region.shape)
 
     def _minimum_columns(self) -> dict[str, Shaped[np.ndarray, "Y X"]]:
         """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
