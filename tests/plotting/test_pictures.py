@@ -942,6 +942,13 @@ def wide_states(question="state", two=False):
     return Table(question, ("alpha", "tau")[: 1 + two], axes[: 1 + two], tuple(cells))
 
 
+def test_no_two_lines_of_wide_states_look_the_same():
+    figure = wide_states().plot()
+    lines = [drawn for axis in figure.axes for drawn in axis.lines if len(drawn.get_xdata()) > 1]
+    looks = {(drawn.get_color(), drawn.get_linestyle()) for drawn in lines}
+    assert len(looks) == len({drawn.get_label() for drawn in lines}) == 6
+
+
 PICTURES = {
     "BayesPoint": (optimal_points, "overlap gen_error"),
     "Table of best values": (best_values, "best gen_error"),

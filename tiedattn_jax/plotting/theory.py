@@ -372,27 +372,31 @@ def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
     """
     ylabels = {"overlaps": "overlaps over $\\rho$", "spectrum": "spectrum of $S$", "errors": "errors"}
     rho = table.values(lambda cell: cell.model.teacher.rho)
+    # One legend explains all panels, so that no two of them share a line.
+    spectrum, error = COLOURS["spectral"], COLOURS["mixed"]
     drawn = {
-        "overlaps": {"q": ("$q$", OTHER, rho), "m": ("$m$", COLOURS["semantic"], rho)},
+        "overlaps": {"q": ("$q$", OTHER, "-", rho), "m": ("$m$", COLOURS["semantic"], "-", rho)},
         "spectrum": {
-            "share": ("share of the eigenvalues that are not zero", COLOURS["semantic"], 1.0),
-            "trace": ("mean eigenvalue", OTHER, 1.0),
+            "share": ("share of the eigenvalues that are not zero", spectrum, "-", 1.0),
+            "trace": ("mean eigenvalue", spectrum, "--", 1.0),
         },
         "errors": {
-            "distance": ("distance to the teacher $/ \\rho$", COLOURS["semantic"], rho),
-            "gen_error": (ERROR, OTHER, 1.0),
+            "distance": ("distance to the teacher $/ \\rho$", error, "--", rho),
+            "gen_error": (ERROR, error, "-", 1.0),
         },
     }
     if "position" in table.table()[0]:
         drawn["overlaps"]["position"] = (
             "shift of own scores by position $/ \\sqrt{\\rho}$",
             COLOURS["positional"],
+            "-",
             rho**0.5,
         )
     with panels(11, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         for axis, lines in zip(axes[0], drawn.values(), strict=True):
-            for name, (label, colour, unit) in lines.items():
-                line(axis, table.at, table.values(name) / unit, colour, label, bar=table.stderr(name) / unit)
+            for name, (label, colour, dash, unit) in lines.items():
+                values, bar = table.values(name) / unit, table.stderr(name) / unit
+                line(axis, table.at, values, colour, label, bar=bar, dash=dash)
             scale(axis, table.at)
             frame(axis)
     return drawing
