@@ -317,7 +317,7 @@ def check(name: str, question: Question, twin: str, rtol: float = 1e-7) -> None:
         if isinstance(b, str):
             assert found[key] == b, key
         else:
-            # The error by breaking is a small part of the loss, whose rounding it has.
-            scale = expected.get(key.replace("rs_error", "train_loss"), b)
+            # The error by breaking and an error bar have the rounding of the loss and of the value.
+            scale = expected.get(key.replace("rs_error", "train_loss").replace("stderr", "value"), b)
             size = np.max(np.abs(scale[np.isfinite(scale)]), initial=0.0)
             np.testing.assert_allclose(found[key], b, rtol=rtol, atol=rtol * size, err_msg=key)
