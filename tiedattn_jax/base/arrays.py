@@ -128,8 +128,11 @@ def positive_definite(a: Float[Array, "*batch n n"]) -> Bool[Array, ""]:
     return jnp.all(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1) > 0)  # also False for NaN
 
 
+_UNROLLED = 4  # largest order that is solved entry by entry, in one kernel; larger ones would compile slowly
+
+
 def solve(
-    a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"], unrolled: int = 4
+    a: Float[Array, "*#batch n n"], b: Float[Array, "*#batch n k"], unrolled: int = _UNROLLED
 ) -> Float[Array, "*#batch n k"]:
     """Solve ``a x = b`` over the last two axes without pivoting.
 
@@ -187,9 +190,6 @@ def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:
         return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), positive & (pivot[0, 0] > 0)
 
     return lax.fori_loop(0, len(matrix), clear, (matrix, jnp.ones(matrix.shape[-1:], bool)))[1]
-
-
-_UNROLLED = 4  # largest order that is solved entry by entry, in one kernel; larger ones would compile slowly
 
 
 def ldl_solve(

@@ -184,12 +184,12 @@ class _Rules(NamedTuple):
     Attributes:
         content: whether S has a part besides that of the encodings; None if it shall have none.
         binds: whether the rank is bounded by kappa d; None if it cannot be.
-        held: whether the offsets stay on the boundary of the cone, see `_cone`.
+        on_boundary: whether the offsets stay on the boundary of the cone, see `_cone`.
     """
 
     content: Bool[Array, ""] | None
     binds: Bool[Array, ""] | None
-    held: Bool[Array, ""]
+    on_boundary: Bool[Array, ""]
 
 
 class _Setting(NamedTuple):
@@ -238,14 +238,14 @@ class _Setting(NamedTuple):
 
     def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Rules]:
         """Return (q, m, V) and the offsets, and the constraints that they ask for."""
-        content, binds, held = self.rules
-        held |= _height(self.layer, u[3:]) < 0
+        content, binds, on_boundary = self.rules
+        on_boundary |= _height(self.layer, u[3:]) < 0
         if content is None:
-            return u * (jnp.arange(len(u)) > 2), self.rules._replace(held=held)
+            return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
         grows = curve.top > self.layer.tau
         binds = None if binds is None else binds | (P.share > self.layer.kappa)
-        return self.with_content(u, P), _Rules(content | grows, binds, held & (content | ~grows))
+        return self.with_content(u, P), _Rules(content | grows, binds, on_boundary & (content | ~grows))
 
     def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
         """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets."""
@@ -255,11 +255,11 @@ class _Setting(NamedTuple):
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size:
             return t
-        held = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
+        bound = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
         if self.layer.is_long:
             along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
-            held = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
-        return jnp.where(self.rules.held, held, _unconstrained(t, A))
+            bound = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
+        return jnp.where(self.rules.on_boundary, bound, _unconstrained(t, A))
 
 
 def _unconstrained(t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
@@ -315,6 +315,29 @@ class _Guess(NamedTuple):
         return cls(x, jnp.eye(len(x), dtype=x.dtype))  # the first step is one of the map
 
 
+class _Search(NamedTuple):
+    """A search before its next step.
+
+    Attributes:
+        guess: the place, and the inverse of 1 - d map / dx as far as it is known.
+        step: last step; zero if the constraints or the proximal points changed.
+        change: map(x) - x before that step.
+        points, rules: as in `_Setting`.
+        jumps: as in `WideState`.
+        length: of the last step; infinite if something else changed.
+        steps: number of steps.
+    """
+
+    guess: _Guess
+    step: Float[Array, " k"]
+    change: Float[Array, " k"]
+    points: Float[Array, "n N"]
+    rules: _Rules
+    jumps: Float[Array, ""]
+    length: Float[Array, ""]
+    steps: Int[Array, ""]
+
+
 def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, Array, _Guess]:
     """Find a root of ``map(u) = u`` by Broyden's method, from steps of the map, which contracts nearly everywhere.
 
@@ -329,8 +352,8 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
     frozen, guess = lax.stop_gradient((setting, guess))
     tol, unit = _tolerance(guess.x), _unit(setting.layer)
 
-    def body(state: tuple) -> tuple:
-        (x, H), step, before, points, rules, jumps, _, count = state
+    def body(search: _Search) -> _Search:
+        (x, H), step, before, points, rules, jumps, _, count = search
         now = frozen._replace(points=points, rules=rules)
         v, asked = now.orders(_conjugates(x, unit))
         image, points = now.hats(v)
@@ -345,24 +368,23 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
         step *= jnp.where(now.has_content, jnp.minimum(1.0, _LONGEST / length), 1.0)
         asked = either(ended, asked, rules)
         begins = jnp.asarray(asked.content != rules.content)
-        changed = begins | (asked.binds != rules.binds) | (asked.held != rules.held)
+        changed = begins | (asked.binds != rules.binds) | (asked.on_boundary != rules.on_boundary)
         at = now._replace(points=points).at(v)
         lower, weight = lax.cond(ended & ~changed, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
         changed |= jnp.any(lower != points)
         after = either(begins, _Guess.of(x + step), _Guess(x + step, H))
         after = either(begins & jnp.all(jnp.isfinite(guess.x)), guess, after)
         step, length = either(changed, (0 * step, jnp.full_like(length, jnp.inf)), (step, length))
-        return after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1
+        return _Search(after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1)
 
     x = jnp.zeros_like(guess.x)
-    first = (_Guess.of(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, 0)
-    found = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < _MOST_STEPS), body, first)
-    (x, H), _, _, points, rules, jumps, length, _ = found
-    setting = setting._replace(points=points, rules=rules)
+    first = _Search(_Guess.of(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, jnp.asarray(0))
+    end = lax.while_loop(lambda search: (search.length > tol) & (search.steps < _MOST_STEPS), body, first)
+    setting = setting._replace(points=end.points, rules=end.rules)
     # A lane that failed has no slope.
-    setting = either(jnp.all(jnp.isfinite(x)), setting, lax.stop_gradient(setting))
-    u = _attach_root(_conjugates(x, unit), setting)
-    return u, setting, length, jumps, either(setting.has_content, _Guess(x, H), guess)
+    setting = either(jnp.all(jnp.isfinite(end.guess.x)), setting, lax.stop_gradient(setting))
+    u = _attach_root(_conjugates(end.guess.x, unit), setting)
+    return u, setting, end.length, end.jumps, either(setting.has_content, end.guess, guess)
 
 
 @with_tangent
