@@ -424,7 +424,8 @@ def _report(u: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Ar
     binds = jnp.asarray(False) if setting.rules.binds is None else setting.rules.binds
     trace = jnp.where(has_content, P.trace / Lam, 0.0)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
-    energy = setting.alpha * A.train_loss + layer.tau * trace
+    # The potential is stationary, so that errors of the state enter it squared; the risk has them as they are.
+    energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V - Lam * q / 2
     status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)
