@@ -91,12 +91,13 @@ def test_matrices_of_order_parameters(r):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_definite(n):
+def test_definite_and_determinant(n):
     a = np.random.default_rng(n).normal(size=(n, n, 64))
     a = a + a.swapaxes(0, 1) + 2 * np.eye(n)[..., None]
     expected = np.linalg.eigvalsh(np.moveaxis(a, -1, 0))[:, 0] > 0
     assert 0 < expected.sum() < 64
     np.testing.assert_array_equal(arrays.definite(jnp.asarray(a)), expected)
+    np.testing.assert_allclose(arrays.determinant(jnp.asarray(a)), np.linalg.det(np.moveaxis(a, -1, 0)), rtol=1e-9)
 
 
 def test_lapack_takes_one_matrix_after_the_other_on_a_cpu():

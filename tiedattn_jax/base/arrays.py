@@ -174,22 +174,29 @@ def matvec(matrix: Float[Array, "a b *#N"], v: Float[Array, "b *#N"]) -> Float[A
 
 
 def determinant(matrix: Float[Array, "n n N"]) -> Float[Array, " N"]:
-    """Return the determinants of symmetric matrices, entry by entry."""
-    return functools.reduce(operator.mul, _pivots([list(row) for row in matrix]))
+    """Return the determinants of symmetric matrices whose leading minors are not zero."""
+    return _joined_pivots(matrix, lambda pivot: pivot, operator.mul, jnp.ones_like(matrix[0, 0]))
 
 
 def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:
     """Return whether symmetric matrices are positive definite: whether all pivots are positive."""
+    return _joined_pivots(matrix, lambda pivot: pivot > 0, operator.and_, jnp.ones(matrix.shape[-1:], bool))
+
+
+def _joined_pivots(
+    matrix: Float[Array, "n n N"], read: Callable[[Array], Array], join: Callable[[Array, Array], Array], empty: Array
+) -> Shaped[Array, " N"]:
+    """Join what is read from the pivots of symmetric matrices; `empty` is the result without pivots."""
     if len(matrix) <= _UNROLLED:
-        return functools.reduce(operator.and_, (pivot > 0 for pivot in _pivots([list(row) for row in matrix])))
+        return functools.reduce(join, map(read, _pivots([list(row) for row in matrix])))
 
     def clear(k: Int[Array, ""], state: tuple) -> tuple:
-        matrix, positive = state
+        matrix, joined = state
         row = lax.dynamic_index_in_dim(matrix, k, 0)
         pivot = lax.dynamic_index_in_dim(row, k, 1)
-        return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), positive & (pivot[0, 0] > 0)
+        return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), join(joined, read(pivot[0, 0]))
 
-    return lax.fori_loop(0, len(matrix), clear, (matrix, jnp.ones(matrix.shape[-1:], bool)))[1]
+    return lax.fori_loop(0, len(matrix), clear, (matrix, empty))[1]
 
 
 def ldl_solve(
