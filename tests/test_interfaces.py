@@ -2,10 +2,9 @@
 
 jax promises nothing about these modules. `averages/program.py` and `base/derivatives.py` define primitives by them,
 `base/nodewise.py` interprets a jaxpr, `base/kernels.py` writes one as a kernel of Pallas, and `base/programs.py` stores
-programs and removes damaged files of jax. Apart
-from names, these details count: the name of such a file, the parameters of primitives in `base/nodewise.py`, the order
-of a module's static fields in `node_data` of a tree, and the text of lowered programs, by which a run that resumes
-knows its model.
+programs, removes damaged files of jax and reads how long a compilation took. Apart from names, these details count: the
+name and the format of such a file, the parameters of primitives in `base/nodewise.py`, the order of a module's static
+fields in `node_data` of a tree, and the text of lowered programs, by which a run that resumes knows its model.
 """
 
 import ast
@@ -22,7 +21,7 @@ import tiedattn_jax as ta
 
 UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jax.experimental", "jax.export", "jaxlib")
 INTERFACES = {
-    "jax._src.compilation_cache": ["get_executable_and_time"],
+    "jax._src.compilation_cache": ["decompress_executable", "extract_executable_and_time", "get_executable_and_time"],
     "jax.core": ["ShapedArray", "Tracer"],
     "jax.experimental.multihost_utils": ["broadcast_one_to_all", "process_allgather"],
     "jax.experimental.pallas": ["cdiv", "pallas_call", "program_id"],

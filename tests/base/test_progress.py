@@ -1,10 +1,13 @@
 """One protocol of progress: nothing, a bar, or a function that is told what is done and of how much."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
+from jax._src import compilation_cache
 
 import tiedattn_jax as ta
+from tiedattn_jax.base import programs
 from tiedattn_jax.base.progress import in_parts, one_search, reporter, silent
 from tiedattn_jax.dynamics.flow import refined
 from tiedattn_jax.theory.engine import run
@@ -101,3 +104,32 @@ def test_every_function_tells_its_progress():
         first = counts[0][0]  # some tell that they begin
         assert [done for done, _ in counts] == list(range(first, first + len(counts))) and first in (0, 1)
         assert counts[-1][0] == counts[-1][1]
+
+
+def test_bar_names_what_compiles_with_the_seconds_of_last_time(tmp_path, capsys, monkeypatch):
+    """The newest file of the name counts. Quick programs, unknown ones and damaged files change nothing."""
+
+    def keep(name, seconds, time):
+        content = compilation_cache.combine_executable_and_time(b"program", seconds)
+        path = tmp_path / f"{name}-cache"
+        path.write_bytes(compilation_cache.compress_executable(content))
+        os.utime(path, (time, time))
+
+    def miss(name):
+        assert programs._read_or_remove(f"{name}-0", None) == (None, None)
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(programs, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(programs, "_READ", lambda *_: (None, None))
+    keep("jit__stage-1", 3, 1), keep("jit__stage-2", 12, 3), keep("jit__stage-3", 4, 2), keep("jit_quick-1", 2, 1)
+    (tmp_path / "jit_broken-1-cache").write_bytes(b"no program")
+    assert miss("jit__stage") == ""  # nobody shows progress
+    bar = reporter(True, "cells")
+    bar(0, 2)
+    capsys.readouterr()
+    assert "compiling stage, 12 s last time" in miss("jit__stage")
+    assert miss("jit_quick") == miss("jit_broken") == miss("jit_other") == ""
+    bar(1, 2)
+    assert "compiling stage" in miss("jit__stage")  # also after the first result
+    bar(2, 2)
+    assert "last time" not in capsys.readouterr().err.rpartition("2/2")[0][-60:] and miss("jit__stage") == ""

@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,16 +100,43 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
 
 
 _READ = compilation_cache.get_executable_and_time
+# Objects whose method ``compiles(name, seconds)`` is called before a program is compiled. It is told how many seconds a
+# program of this name took last time.
+WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _read_or_remove(key: Any, *args: Any) -> Any:
+def _read_or_remove(key: str, *args: Any) -> Any:
     """Read a compiled program as jax does, but remove a file that cannot be read; jax would never replace it."""
     try:
-        return _READ(key, *args)
+        found = _READ(key, *args)
     except Exception:  # the content of a damaged file can fail in any way
         with contextlib.suppress(OSError):
-            (Path(jax.config.values["jax_compilation_cache_dir"]) / f"{key}-cache").unlink()
-        return None, None
+            (_cache_folder() / f"{key}-cache").unlink()
+        found = None, None
+    if found[0] is None and WATCHERS:
+        name = key.rpartition("-")[0]
+        if (seconds := _seconds_last_time(name)) is not None:
+            for watcher in list(WATCHERS):
+                watcher.compiles(name.removeprefix("jit_").strip("_"), seconds)
+    return found
+
+
+def _cache_folder() -> Path:
+    """Return the folder of jax's compiled programs."""
+    return Path(jax.config.values["jax_compilation_cache_dir"])
+
+
+def _seconds_last_time(name: str) -> int | None:
+    """Return the seconds that the last compilation of a program with this name took; None if they are not known.
+
+    jax keeps them with the program. Its arguments may have had other shapes, and the library another version.
+    """
+    try:
+        latest = max(_cache_folder().glob(f"{name}-*-cache"), key=lambda file: file.stat().st_mtime)
+        content = compilation_cache.decompress_executable(latest.read_bytes())
+        return compilation_cache.extract_executable_and_time(content)[1]
+    except Exception:  # there is no such file, or it is damaged
+        return None
 
 
 def settings() -> dict[str, str]:

@@ -19,11 +19,12 @@ import numpy as np
 from tqdm import tqdm
 
 from .errors import InputError
+from .programs import WATCHERS
 
 Report: TypeAlias = Callable[[int, int], None]
 Progress: TypeAlias = Report | bool | None
 
-_SLOW = 2.0  # seconds to the first result from which on they are shown
+_SLOW = 2.0  # seconds to the first result, or of a compilation, from which on they are shown
 
 
 def silent(done: int, total: int) -> None:
@@ -76,20 +77,30 @@ def in_parts(progress: Progress) -> Progress:
 
 
 class _Bar:
-    """A bar on stderr. It says "compiling" until the first result, and afterwards how long that took."""
+    """A bar on stderr. It says "compiling" until the first result, and afterwards how long that took.
+
+    If a cache folder knows how long a slow program took last time, the bar names it while it is compiled.
+    """
 
     def __init__(self, unit: str):
         self.begin, self.first = time.perf_counter(), -1
         self.bar: Any = tqdm(desc="compiling", unit=f" {unit}", total=1, file=sys.stderr)
+        WATCHERS.add(self)
+
+    def compiles(self, name: str, seconds: float) -> None:
+        """Say that a program is being compiled, and how long this took last time."""
+        if seconds > _SLOW:
+            self.bar.set_description_str(f"compiling {name}, {seconds:.0f} s last time")
 
     def __call__(self, done: int, total: int) -> None:
         self.first = done if self.first < 0 else self.first
         if self.bar.desc and done > self.first:
             seconds = time.perf_counter() - self.begin
             self.bar.set_description_str("", refresh=False)
-            if seconds > _SLOW:
+            if seconds > _SLOW and not self.bar.postfix:
                 self.bar.set_postfix_str(f"first result after {seconds:.0f} s", refresh=False)
         self.bar.total = total
         self.bar.update(done - self.bar.n)
         if done == total:
             self.bar.refresh()
+            WATCHERS.discard(self)
