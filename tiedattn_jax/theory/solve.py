@@ -64,7 +64,8 @@ def solve(
     The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
     modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
     at once. A fit needs no ``jax.jit(jax.value_and_grad(jax.vmap(...)))``, which compiles once without and once with
-    `start`. A loop over the settings in Python, with the last states as `start`, compiles once; see "Fitting".
+    `start`. A loop over the settings in Python, with the last states as `start`, compiles once, as on the page on
+    fitting.
 
     Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
     jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
