@@ -44,8 +44,9 @@ def test_the_state_has_content_above_the_onset_only():
     np.testing.assert_allclose([above.share, above.q, above.trace], [0.0422, 0.00139, 0.00638], rtol=5e-3)
 
 
-def test_without_an_onset_there_is_no_number():
-    onset = ta.critical_alpha(layer(tau=1e6, mixing=MIXING, encodings="long"))
+@pytest.mark.parametrize("tau", [1e6, 1e-6])
+def test_beyond_the_range_of_the_search_there_is_no_onset(tau):
+    onset = ta.critical_alpha(layer(tau=tau, mixing=MIXING, encodings="long"))
     assert onset.status_name == "absent" and np.isnan(onset.alpha) and np.isnan(onset.sensitivities.tau)
 
 
