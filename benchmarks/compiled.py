@@ -296,9 +296,9 @@ def _lanes(number: str) -> Callable[[], Traceable]:
         model, rule = ta.DotProduct(), ta.Lines(5).rule(ta.DotProduct())
         start = branch_start(model, "semantic")
         setting = model, jnp.asarray(2.0), jnp.ones(2), jnp.asarray(0)
-        row, of_setting = ravel_pytree(setting)
+        row, of_lane = ravel_pytree((setting, ()))
         lanes = jnp.broadcast_to(row, (_LANES, row.size))
-        equations = jax.eval_shape(functools.partial(_equations_all, of_setting), rule, lanes)
+        equations = jax.eval_shape(functools.partial(_equations_all, of_lane), rule, lanes)
         place = jax.eval_shape(jax.vmap(lambda e: e.coordinates.pack(start)), equations)
         if number == "state":
             place = jax.eval_shape(jax.vmap(lambda e, v: e.search(v, Settings(), 1, 1.0)), equations, place)

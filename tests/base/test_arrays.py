@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from tiedattn_jax.base import arrays
 
@@ -36,6 +37,15 @@ def test_unstacked_inverts_stacked_on_the_host():
     for lane, expected in zip(arrays.unstacked(stack, 2), lanes, strict=True):
         jax.tree.map(np.testing.assert_array_equal, lane, expected)
     assert isinstance(arrays.unstacked((jnp.asarray(A),), 2)[1][0], np.ndarray)
+
+
+def test_unravelled_inverts_ravel_pytree_for_many_rows():
+    """Shapes and dtypes are those of the example, and the arrays are on the host."""
+    trees = [{"a": k + A, "b": (jnp.asarray(3 + k, jnp.int32), k + np.arange(4.0))} for k in range(3)]
+    rows = np.stack([ravel_pytree(tree)[0] for tree in trees])
+    for tree, expected in zip(arrays.unravelled(rows, trees[0]), trees, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, tree, expected)
+        assert tree["b"][0].dtype == np.int32 and all(not isinstance(a, jax.Array) for a in jax.tree.leaves(tree))
 
 
 def test_either_chooses_entry_by_entry():

@@ -51,7 +51,7 @@ def tiled(tree: PyTree, count: int) -> PyTree:
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
     """Stack trees along a new leading axis, on the host: N times (...) -> (N, ...)."""
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(a) for a in leaves]), *trees)
+    return jax.tree.map(lambda *leaves: np.array([np.asarray(a) for a in leaves]), *trees)
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:
@@ -59,6 +59,14 @@ def unstacked(tree: PyTree, count: int) -> list[PyTree]:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(a) for a in leaves]
     return [jax.tree.unflatten(structure, [a[k] for a in arrays]) for k in range(count)]
+
+
+def unravelled(rows: Real[np.ndarray, "N k"], example: PyTree) -> list[PyTree]:
+    """Return the trees whose numbers, in the order of `ravel_pytree`, are rows; on the host, shaped as an example."""
+    leaves, structure = jax.tree.flatten(example)
+    parts = np.split(rows, np.cumsum([np.size(a) for a in leaves])[:-1], 1)
+    arrays = [part.reshape(-1, *a.shape).astype(a.dtype) for part, a in zip(parts, leaves, strict=True)]
+    return unstacked(jax.tree.unflatten(structure, arrays), len(rows))
 
 
 def either(condition: Bool[AnyArray, "..."], a: PyTree, b: PyTree) -> PyTree:

@@ -36,16 +36,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from ..averages.rules import COARSE, Rule, block_size
-from ..base.arrays import Number, either, indexed, precise, repeated, unstacked, zeros
+from ..base.arrays import either, indexed, precise, repeated, unravelled, zeros
 from ..base.errors import InputError, require_count
 from ..base.programs import default_device, settings as jax_settings
 from ..base.progress import Progress, reporter
-from ..base.results import Settings
-from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps
+from ..model.overlaps import Coordinates
 from .equations import Equations
-from .newton import Answer, Newton, Outcome, Search
+from .newton import Answer, Newton, Search
 from .paths import Call, Failure, Job, Lane, Path, Scheduler, result_of
+from .states import State
 
 
 def run(
@@ -159,10 +158,10 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
                         result = result_of(job.request)
                     scheduler.finish(job, result)
                     continue
-                kind = _kind(job.request)
+                kind, row = _kind_and_row(job.request)
                 if kind not in groups:
                     groups[kind] = Slots(job.request, width, devices)
-                groups[kind].waiting.append(job)
+                groups[kind].waiting.append((job, row))
                 if len(groups[kind].waiting) < groups[kind].room:
                     continue
             busy = [group for group in groups.values() if group.waiting or group.lanes]
@@ -172,39 +171,42 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
                 scheduler.finish(job, result)
 
 
-def _kind(lane: Lane) -> Any:
-    """Return what lanes must share in order to be evaluated in one call."""
-    leaves, structure = jax.tree.flatten((lane.model, lane.start, lane.settings))
-    return structure, tuple(np.shape(a) for a in leaves), id(lane.rule)
+def _numbers(lane: Lane) -> tuple[tuple, tuple]:
+    """Return the setting of a lane, which its equations are made of, and the arguments of its search."""
+    return (lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)), lane.search_arguments
+
+
+def _kind_and_row(lane: Lane) -> tuple[Any, Float[np.ndarray, " k"]]:
+    """Return what lanes must share in order to be evaluated in one call, and all numbers of the lane in one array."""
+    leaves, structure = jax.tree.flatten(_numbers(lane))
+    row = np.concatenate([np.ravel(a) for a in leaves], dtype=lane.model.lam.dtype)
+    return (structure, tuple(np.shape(a) for a in leaves), id(lane.rule)), row
 
 
 class Slots:
-    """The lanes of one kind. All numbers of a lane are one row of an array of the host.
+    """The lanes of one kind. All numbers of a lane are one row of an array, also on the way to the devices and back.
 
-    A turn moves them between the host and its programs. That costs Python some time for every array, and there are
-    forty in the state of a search. Attributes `of_setting`, `of_start` and `of_search` make the numbers of a row again.
+    Python takes some time for every array that it moves, and a search has forty, a state thirty. The attributes
+    `of_lane`, `of_answer` and `of_search` make the numbers of a row again. Integers in them are small enough for the
+    dtype of a row.
     """
 
     def __init__(self, example: Lane, width: int | None, devices: Sequence[jax.Device]):
-        self.rule = example.rule
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[tuple[Job, Float[np.ndarray, " k"]]] = deque()
         self.lanes: list[Job] = []
         self.mesh = Mesh(np.array(devices), ("lanes",))
         self.sharding = NamedSharding(self.mesh, PartitionSpec("lanes"))
-        replicated = NamedSharding(self.mesh, PartitionSpec())
-        self.device_rule = jax.device_put(example.rule, replicated)
+        self.rule = jax.device_put(example.rule, NamedSharding(self.mesh, PartitionSpec()))
         limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        self.empty_evaluation = jax.tree.map(np.asarray, jax.jit(_empty_evaluation)(example.equations, example.start))
-        self.of_setting = ravel_pytree(_setting(example))[1]
-        self.of_start = ravel_pytree(self._start(example))[1]
-        self.of_search = ravel_pytree(zeros(jax.eval_shape(begin, *self._start(example))))[1]
-        self.dtype = example.model.lam.dtype  # of the rows; integers of a search are small enough for it
-        self.settings: Any = None  # rows of (model, alpha, free, index of the replicate)
+        numbers = _numbers(example)
+        answer, search, self.state = _examples(example.equations, numbers)
+        self.evaluation = answer.evaluation
+        self.of_lane, self.of_answer, self.of_search = (ravel_pytree(a)[1] for a in (numbers, answer, search))
+        self.rows: Any = None  # numbers of the lanes
         self.searches: Any = None  # rows of (Newton, Search)
-        self.trials: Any = None  # (lanes, n), where the searches ask for the map
-        self.device_equations: Any = None  # `Equations` of the lanes, until a lane enters or leaves
+        self.equations: Any = None  # `Equations` of the lanes on the devices, until a lane enters or leaves
 
     @property
     def room(self) -> int:
@@ -216,125 +218,101 @@ class Slots:
         try:
             return self._turn()
         except Exception as error:  # the evaluation is one call, so that all lanes fail
-            ended = [(job, Failure(error)) for job in [*self.lanes, *self.waiting]]
+            ended = [(job, Failure(error)) for job in [*self.lanes, *(job for job, _ in self.waiting)]]
             self.lanes, self.waiting = [], deque()
-            self.settings = self.searches = self.trials = self.device_equations = None
+            self.rows = self.searches = self.equations = None
             return ended
 
     def _turn(self) -> list[tuple[Job, Any]]:
         self._enter()
-        count = len(self.lanes)
-        if self.device_equations is None:
-            self.device_equations = self._equations(self.settings)
-        trials = self._put(self._padded(self.trials))
-        answer = jax.device_get(_on_devices(Equations.answer, self.mesh)(self.device_equations, trials))
-        advanced = _advance_all(self.of_search, self._padded(self.searches), answer)
-        self.searches, self.trials, ended = (np.asarray(a)[:count] for a in advanced)
+        if self.equations is None:
+            self.equations = self._equations_of(self.rows)
+        answer = _on_devices(self.mesh, _answer, self.of_search)
+        searches = self._padded(self.searches)
+        answers = np.asarray(answer(self.equations, searches))
+        advanced = _advance_all(self.of_search, self.of_answer, searches, answers)
+        self.searches, ended = (np.asarray(a)[: len(self.lanes)] for a in advanced)
         return self._leave(np.flatnonzero(ended))
-
-    def _start(self, lane: Lane) -> tuple:
-        """Return the arguments of `begin`."""
-        return lane.model, lane.free, *lane.search_arguments, self.empty_evaluation
 
     def _enter(self) -> None:
         """Take in waiting lanes, as many as fit."""
-        jobs = [self.waiting.popleft() for _ in range(min(self.room, len(self.waiting)))]
-        if not jobs:
+        count = min(self.room, len(self.waiting))
+        if count == 0:
             return
-        lanes = [job.request for job in jobs]
-        begun = _begin_all(self.of_start, self._padded(self._rows(map(self._start, lanes))))
-        searches, trials = (np.asarray(a)[: len(jobs)] for a in begun)
-        self.settings = self._joined(self.settings, self._rows(map(_setting, lanes)))
-        self.searches, self.trials = self._joined(self.searches, searches), self._joined(self.trials, trials)
+        jobs, entering = zip(*(self.waiting.popleft() for _ in range(count)), strict=True)
+        rows = np.stack(entering)
+        searches = np.asarray(_begin_all(self.of_lane, self._padded(rows), self.evaluation))[:count]
+        if self.lanes:
+            rows, searches = np.concatenate([self.rows, rows]), np.concatenate([self.searches, searches])
+        self.rows, self.searches, self.equations = rows, searches, None
         self.lanes += jobs
-        self.device_equations = None
 
     def _leave(self, ended: Int[np.ndarray, " lanes"]) -> list[tuple[Job, Any]]:
         """Remove the lanes that have ended, and return them with their states."""
         if not len(ended):
             return []
-        outcomes = _outcomes(self.of_search, self._padded(self.searches[ended]))
-        states = _on_devices(Equations.state, self.mesh)(self._equations(self.settings[ended]), self._put(outcomes))
-        states = unstacked(jax.device_get(states), len(ended))
-        finished = [(self.lanes[k], state) for k, state in zip(ended, states, strict=True)]
-        remaining, self.device_equations = np.delete(np.arange(len(self.lanes)), ended), None
+        state = _on_devices(self.mesh, _state, self.of_search)
+        rows = np.asarray(state(self._equations_of(self.rows[ended]), self._padded(self.searches[ended])))
+        finished = list(zip((self.lanes[k] for k in ended), unravelled(rows[: len(ended)], self.state), strict=True))
+        remaining, self.equations = np.delete(np.arange(len(self.lanes)), ended), None
         self.lanes = [self.lanes[k] for k in remaining]
-        self.settings, self.searches, self.trials = (a[remaining] for a in (self.settings, self.searches, self.trials))
+        self.rows, self.searches = self.rows[remaining], self.searches[remaining]
         return finished
-
-    def _rows(self, lanes: Iterable[PyTree]) -> Float[np.ndarray, "lanes k"]:
-        """Return the rows of lanes, in the order of `ravel_pytree`."""
-        rows = (np.concatenate([np.ravel(a) for a in jax.tree.leaves(lane)], dtype=self.dtype) for lane in lanes)
-        return np.stack([*rows])
-
-    def _joined(self, old: np.ndarray | None, new: np.ndarray) -> np.ndarray:
-        return new if old is None else np.concatenate([old, new])
 
     def _padded(self, rows: Shaped[np.ndarray, "lanes k"]) -> Shaped[np.ndarray, "width k"]:
         """Pad the rows of lanes to the next width, with copies of the last one."""
         width = next(w for w in self.widths if w >= len(rows))
         return rows[np.minimum(np.arange(width), len(rows) - 1)]
 
-    def _put(self, tree: PyTree) -> PyTree:
-        return jax.device_put(tree, self.sharding)
-
-    def _equations(self, settings: Float[np.ndarray, "lanes k"]) -> Equations:
+    def _equations_of(self, rows: Float[np.ndarray, "lanes k"]) -> Equations:
         """Return the equations of lanes, on the devices."""
-        return _equations_all(self.of_setting, self.device_rule, self._put(self._padded(settings)))
+        return _equations_all(self.of_lane, self.rule, jax.device_put(self._padded(rows), self.sharding))
 
 
-def _setting(lane: Lane) -> tuple:
-    """Return what distinguishes the equations of a lane from those of others."""
-    return lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)
-
-
-def begin(
-    model: Model,
-    free: Float[Array, " 2"],
-    start: Overlaps,
-    settings: Settings,
-    attempts: Number,
-    stall: Number,
-    empty_evaluation: Float[Array, " k"],
-) -> tuple[Newton, Search]:
-    """Return Newton's method for a lane, and its `Search` before the first answer."""
+def _begin(numbers: tuple[tuple, tuple], evaluation: Float[Array, " k"]) -> tuple[Newton, Search]:
+    """Return Newton's method for a lane, and its `Search` before the first answer; `evaluation` gives a shape."""
+    (model, _, free, _), (start, settings, attempts, stall) = numbers
     newton = Newton(Coordinates(model, free), settings, stall, attempts)
-    return newton, newton.begin(newton.coordinates.pack(start), empty_evaluation)
+    return newton, newton.begin(newton.coordinates.pack(start), jnp.full_like(evaluation, jnp.nan))
 
 
-def _empty_evaluation(equations: Equations, start: Overlaps) -> Float[Array, " k"]:
-    """Return `Equations.empty_evaluation` at the start of a lane."""
-    return equations.empty_evaluation(equations.coordinates.pack(start))
+def _answer(of_search: Callable, equations: Equations, row: Float[Array, " k"]) -> Answer:
+    """Return the map where a search, which is given as a row, asks for it."""
+    return equations.answer(of_search(row)[1].trial)
+
+
+def _state(of_search: Callable, equations: Equations, row: Float[Array, " k"]) -> State:
+    """Return the state at the end of a search, which is given as a row."""
+    return equations.state(of_search(row)[1].outcome)
+
+
+@jax.jit  # so that it is traced once
+def _examples(equations: Equations, numbers: tuple[tuple, tuple]) -> tuple[Answer, tuple[Newton, Search], State]:
+    """Return an answer, a search and a state of a kind of lanes, with zeros for all numbers."""
+    answer = zeros(jax.eval_shape(lambda: equations.answer(equations.coordinates.pack(numbers[1][0]))))
+    search = zeros(jax.eval_shape(lambda: _begin(numbers, answer.evaluation)))
+    return answer, search, zeros(jax.eval_shape(lambda: equations.state(search[1].outcome)))
 
 
 # These run on the host's CPU. The axis of the lanes leads all arrays.
 @functools.partial(jax.jit, static_argnums=0)
-def _begin_all(of_start: Callable, rows: Float[Array, "lanes k"]) -> tuple[Array, Array]:
-    """Return the rows of the searches that begin, and where they ask for the map."""
-
-    def lane(row: Float[Array, " k"]) -> tuple[Array, Array]:
-        newton, begun = precise(begin)(*of_start(row))
-        return ravel_pytree((newton, begun))[0], begun.trial
-
-    return jax.vmap(lane)(rows)
+def _begin_all(of_lane: Callable, rows: Float[Array, "lanes k"], evaluation: Float[Array, " m"]) -> Array:
+    """Return the rows of the searches that begin."""
+    return jax.vmap(lambda row: ravel_pytree(precise(_begin)(of_lane(row), evaluation))[0])(rows)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _advance_all(of_search: Callable, rows: Float[Array, "lanes k"], answers: Answer) -> tuple[Array, Array, Array]:
-    """Return the rows of the searches after a step, where they ask for the map next, and whether they have ended."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _advance_all(
+    of_search: Callable, of_answer: Callable, rows: Float[Array, "lanes k"], answers: Float[Array, "lanes m"]
+) -> tuple[Array, Array]:
+    """Return the rows of the searches after a step, and whether they have ended."""
 
-    def lane(row: Float[Array, " k"], answer: Answer) -> tuple[Array, Array, Array]:
+    def lane(row: Float[Array, " k"], answer: Float[Array, " m"]) -> tuple[Array, Array]:
         newton, last = of_search(row)
-        new = precise(Newton.advance)(newton, last, answer)
-        return ravel_pytree((newton, new))[0], new.trial, new.ended
+        new = precise(Newton.advance)(newton, last, of_answer(answer))
+        return ravel_pytree((newton, new))[0], new.ended
 
     return jax.vmap(lane)(rows, answers)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _outcomes(of_search: Callable, rows: Float[Array, "lanes k"]) -> Outcome:
-    """Return the outcomes of searches."""
-    return jax.vmap(lambda row: of_search(row)[1].outcome)(rows)
 
 
 def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
@@ -365,20 +343,24 @@ def _graphs() -> dict[str, str]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _equations_all(of_setting: Callable, rule: Rule, rows: Float[Array, "lanes k"]) -> Equations:
+def _equations_all(of_lane: Callable, rule: Rule, rows: Float[Array, "lanes k"]) -> Equations:
     """Return the equations of many lanes; the axis of the lanes leads all arrays."""
-    model, alpha, free, number = jax.vmap(of_setting)(rows)
+    (model, alpha, free, number), _ = jax.vmap(of_lane)(rows)
     coarse = repeated(rule.coarse, len(number))
     replicates = indexed(rule.stack, jnp.maximum(number, 0))
     return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
 
 
 @functools.cache
-def _on_devices(method: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Return a method of `Equations`, batched over lanes and compiled with the options of `_graphs`.
+def _on_devices(mesh: Mesh, fn: Callable[..., PyTree], *static: Callable) -> Callable[..., Float[Array, "lanes k"]]:
+    """Return a function of lanes that gives its numbers as rows, compiled with the options of `_graphs`.
 
     Every device computes its own lanes. XLA cannot divide the kernels of `loop_kernel` among devices.
     """
-    lanes, batched = PartitionSpec("lanes"), jax.vmap(precise(method))
-    by_device = jax.shard_map(batched, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
+
+    def row(*args: PyTree) -> Float[Array, " k"]:
+        return ravel_pytree(precise(fn)(*static, *args))[0]
+
+    lanes = PartitionSpec("lanes")
+    by_device = jax.shard_map(jax.vmap(row), mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
     return jax.jit(by_device, compiler_options=_graphs())
