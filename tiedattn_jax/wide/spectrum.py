@@ -133,10 +133,10 @@ class Wishart(SpectrumLaw):
     def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
         kappa, levels = float(self.kappa), (np.arange(d) + 0.5) / d
         low, high = (np.sqrt(kappa) - 1) ** 2, (np.sqrt(kappa) + 1) ** 2
-        # x = low + (high - low) (1 - cos angle) / 2 makes the density smooth at both edges.
+        # x = low + (high - low) (1 - cos angle) / 2 makes the density smooth at both edges; it is known up to a factor.
         angle = np.linspace(0, np.pi, 20_001)
         x = low + (high - low) * (1 - np.cos(angle)) / 2
-        density = ((high - low) * np.sin(angle) / 2) ** 2 / (2 * np.pi * np.maximum(x, 1e-300))
+        density = np.sin(angle) ** 2 / np.maximum(x, 1e-300)
         mass = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(angle))])
         mass = max(0.0, 1 - kappa) + mass / mass[-1] * min(1.0, kappa)
         return np.where(levels < 1 - kappa, 0.0, np.interp(levels, mass, x)) / np.sqrt(kappa)
