@@ -142,7 +142,6 @@ def in_closed_form(monkeypatch):
     return solved
 
 
-@pytest.mark.long
 def test_equations_of_two_columns(in_closed_form):
     """Newton's method on matrices finds a stationary point of a potential derived by hand, and its loss."""
     solution = in_closed_form()
