@@ -1,6 +1,7 @@
 """Fluctuations of students without overlaps, against reference numbers and sampled sentences."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,16 @@ def test_reference_rates(omega, kappa, R, rates):
     np.testing.assert_allclose(np.array(measured) / 1e-3, rates, rtol=1e-3)
     assert path.first == ("encodings" if rates[0] > rates[1] else "teacher")
     np.testing.assert_allclose(path.mean.R[:, 0, 0], R, rtol=1e-5)  # the reference R is stationary
+
+
+def test_directions_that_do_not_exist_do_not_grow():
+    """Under `jit` the rank of the encodings is not known: p and -p then have a second direction, which is empty."""
+
+    def path(p):
+        return ta.emergence(ta.DotProduct(encodings=p), 0.12, 1e-3, 1e-3, kappa=0.005, points=2, steps=1).mean
+
+    p = jnp.array([[0.6, 0.8], [-0.6, -0.8]])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), vars(jax.jit(path)(p)), vars(path(p)))
 
 
 @pytest.mark.long

@@ -314,3 +314,12 @@ def test_token_classes_are_refused():
     law = ta.SpectralLaw.of_classes([0.25, 0.36], {(0, 0): 0.5, (0, 1): 0.5}, encodings=[[1.0], [-1.0]])
     with pytest.raises(InputError, match="model must have no classes of tokens"):
         sample_on_demand(ta.DotProduct(spectrum=law), 50, 1.0, jax.random.key(0))
+
+
+def test_student_fields_contain_those_of_the_encodings():
+    """They are p_l^T Q / sqrt(d) plus Gaussian fields of the tokens, which are small here."""
+    data = sample_on_demand(ta.DotProduct(sigma=1e-4), 40, 0.5, jax.random.key(3))
+    fields, _ = data.student_fields(data.encodings[:1].T, data.memory(1, 1))
+    expected = data.encodings @ data.encodings[:1].T / 40**0.5
+    assert np.min(np.abs(expected)) > 0.1
+    np.testing.assert_allclose(fields, np.broadcast_to(expected[:, :, None], fields.shape), rtol=1e-3)
