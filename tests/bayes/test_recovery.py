@@ -98,6 +98,11 @@ def test_spectral_overlap_by_averages_over_labels(kinds):
     assert 0 < float(averaged.stderr) < 5e-3 and closed.stderr == 0
 
 
+def test_default_averages():
+    """2^13 points where every label has finitely many preimages."""
+    assert averages_of(NoisyPlain(), None).size == 2**13
+
+
 def test_thresholds_have_the_error_bars_of_means_over_replicates():
     """And so have their derivatives, here beside derivatives in forward mode."""
     noisy = NoisyPlain()

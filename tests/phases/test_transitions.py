@@ -227,14 +227,19 @@ def test_how_the_semantic_branch_ends(ends):
     assert fork.sensitivities is None
 
 
-def synthetic(alphas, theta, growth_m):
+def growing(alpha):
+    """The growth of theta on the uninformed state, which is one at the fork at .7."""
+    return 1.0 + alpha - 0.7
+
+
+def synthetic(alphas, theta, growth_m, growth_theta=growing):
     """A curve with given order parameters and stability; states exist only where theta is positive."""
     model = ta.DotProduct()
     ones = jnp.ones((2, 2, 1, 1))
 
     def point(alpha, theta, growth):
         status = jnp.full(2, int(ta.Status.converged if theta > 0 else ta.Status.absent))
-        diagnostics = SimpleNamespace(growth_m=jnp.full(2, growth), growth_theta=jnp.full(2, 1.0 + alpha - 0.7))
+        diagnostics = SimpleNamespace(growth_m=jnp.full(2, growth), growth_theta=jnp.full(2, growth_theta(alpha)))
         state = SimpleNamespace(
             overlaps=ta.Overlaps(ones, ones, theta * ones, 0 * ones[..., 0]),
             diagnostics=diagnostics,
@@ -245,7 +250,7 @@ def synthetic(alphas, theta, growth_m):
             exists=theta > 0,
             ok=theta > 0,
             overlaps=jax.tree.map(lambda a: a[0], state.overlaps),
-            diagnostics=SimpleNamespace(growth_m=growth, growth_theta=1.0 + alpha - 0.7),
+            diagnostics=SimpleNamespace(growth_m=growth, growth_theta=growth_theta(alpha)),
             replicates=state,
             model=model,
         )
@@ -253,7 +258,7 @@ def synthetic(alphas, theta, growth_m):
     return Table.of_states("semantic", tuple(map(point, alphas, theta, growth_m)))
 
 
-def located(monkeypatch, lines, curve, growth_m, **places):
+def located(monkeypatch, lines, curve, growth_m, growth_theta=growing, **places):
     """Return the ends of a curve whose events lie at given places, and the events requested, in order."""
     requests = []
 
@@ -265,7 +270,7 @@ def located(monkeypatch, lines, curve, growth_m, **places):
 
     def uninformed(self, point, guess):
         assert guess.exists and float(point.alpha) in curve.alpha
-        return made.finished_path(synthetic([float(point.alpha)], [1.0], [growth_m]).points[0])
+        return made.finished_path(synthetic([float(point.alpha)], [1.0], [growth_m], growth_theta).points[0])
 
     def transition(event, model, alpha):
         states = [synthetic([alpha], [1.0], [growth_m]).points[0]] if alpha and "pitchfork" in event.name else []
@@ -359,6 +364,20 @@ def test_where_stability_is_lost(monkeypatch, lines):
     guess = requests[1][1]
     assert (guess.at, guess.low, guess.high, guess.there) == pytest.approx((0.76, 0.7, 0.8, 0.8))
     assert guess.slope == pytest.approx(12.5)  # the number of the event rises from -.75 to .5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_where_stability_is_lost_at_an_upper_end(monkeypatch, lines):
+    """Between the fork at 1.5 and the last point below it, which is at 1.4."""
+
+    def growth_theta(alpha):
+        return 1.0 + 1.5 - alpha
+
+    curve = synthetic([0.6, 1.0, 1.4, 2.0], [1.0, 0.5, 0.3, 0.0], [0.5] * 4, growth_theta)
+    ends, requests = located(monkeypatch, lines, curve, 1.75, growth_theta, pitchfork=1.5, instability=1.44)
+    assert [(e.kind, e.side) for e in ends] == [("instability", "upper"), ("pitchfork", "upper")]
+    guess = requests[1][1]
+    assert (guess.at, guess.low, guess.high, guess.there) == pytest.approx((1.44, 1.4, 1.5, 1.4))
 
 
 @pytest.mark.usefixtures("unchecked")
