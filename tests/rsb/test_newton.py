@@ -72,22 +72,42 @@ def test_a_step_is_halved_until_it_lies_in_the_domain(moved, cut):
     assert cut == 0 or np.all(held.theta == 0)
 
 
-def test_newton_ends_where_the_equations_are_not_finite(monkeypatch):
-    x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
-    looks = iter([0.5, np.nan])
+@pytest.fixture
+def search(monkeypatch):
+    """Newton's method at a place that stays, whose residuals are given; returns the solution."""
 
-    def look(self, x, s, needs_slopes):
-        v = np.asarray(newton.coordinates(x, s)[0])
-        residual, unit = np.full(len(v), next(looks)), np.asarray(1.0)
-        numbers = residual, residual * np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x
-        return made.finished_path(newton.Look(v, *numbers))
+    def found(residuals):
+        x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
 
-    monkeypatch.setattr(newton.Problem, "look", look)
-    monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
-    result = run_one(newton.fixed_point(_problem([0.0, 0.0]), x, jnp.asarray(500.0), None))
+        def look(self, x, s, needs_slopes):
+            v = np.asarray(newton.coordinates(x, s)[0])
+            residual, unit = np.full(len(v), next(residuals)), np.asarray(1.0)
+            numbers = residual, np.eye(len(v)), 1 + 0 * v, 1 + 0 * v, unit, None, unit, 0 * unit, x
+            return made.finished_path(newton.Look(v, *numbers))
+
+        monkeypatch.setattr(newton.Problem, "look", look)
+        monkeypatch.setattr(newton.Problem, "step_from", lambda self, x, s, move: (x, s))
+        return run_one(newton.fixed_point(_problem([0.0, 0.0]), x, jnp.asarray(500.0), None))
+
+    return found
+
+
+def test_newton_ends_where_the_equations_are_not_finite(search):
+    result = search(iter([0.5, np.nan]))
     assert result.residual == 0.5 and np.all(np.isfinite(result.matrix))
     for residual, status in ((1e-4, Status.converged), (3e-3, Status.stalled), (4e-3, Status.max_steps)):
         assert newton.Solution(None, None, None, None, residual, None).status == status
+
+
+@pytest.mark.parametrize(("residual", "idle"), [(0.5, 5), (2e-3, 3)])
+def test_newton_ends_after_steps_that_do_not_halve_the_residual(search, residual, idle):
+    """There are fewer of them where the residual is small. They are counted anew when log s begins to move."""
+    asked = iter([residual] * 60)
+    assert search(asked).residual == residual
+    assert 60 - len(list(asked)) == newton._FIRST_S_STEP + 1 + idle
+    asked = iter([residual, *[residual] * (newton._FIRST_S_STEP + idle - 1), *[0.4 * residual] * 60])
+    search(asked)
+    assert 60 + newton._FIRST_S_STEP + idle - len(list(asked)) == newton._FIRST_S_STEP + 2 * idle + 1
 
 
 def test_corrected_matrix_knows_the_last_move():
