@@ -211,19 +211,21 @@ def test_legend_is_one_and_outside():
 
 
 def test_colours_are_told_apart():
-    """Every two colours differ in lightness or on the blue-yellow axis, as seen without red or green receptors."""
+    """Every two colours differ clearly, and in part also as seen without red or green receptors."""
     # Vienot, Brettel and Mollon (1999): what protanopes and deuteranopes see, in linear RGB.
     sight = {
+        "trichromacy": np.eye(3),
         "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
         "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
     }
     rgb = {name: np.array(matplotlib.colors.to_rgb(colour)) ** 2.2 for name, colour in COLOURS.items()}
-    for matrix in sight.values():
-        perceived = {name: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for name, value in rgb.items()}
+    for name, matrix in sight.items():
+        least = 0.25 if name == "trichromacy" else 0.08
+        perceived = {key: np.clip(np.array(matrix) @ value, 0, 1) ** (1 / 2.2) for key, value in rgb.items()}
         names = list(perceived)
         for k, first in enumerate(names):
             for second in names[k + 1 :]:
-                assert np.linalg.norm(perceived[first] - perceived[second]) > 0.08, (first, second)
+                assert np.linalg.norm(perceived[first] - perceived[second]) > least, (first, second)
 
 
 def luminance(colour):

@@ -34,7 +34,7 @@ COLOURS = {
     "mixed": "#CC79A7",
     "uninformed": "0.55",
     "baseline": "#009E73",
-    "optimal": "#E69F00",
+    "optimal": "#8A4FD0",
     "spectral": "#56B4E9",
     "simulation": "#999933",
 }
