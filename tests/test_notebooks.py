@@ -35,9 +35,15 @@ def execute(name: str, folder: Path, parameters: str):
     return notebook
 
 
+def all_outputs(notebook) -> list:
+    """The outputs of the cells and of the widgets in them, which show the setting at their sliders."""
+    widgets = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {"state": {}})
+    holders = [*notebook.cells, *(widget["state"] for widget in widgets["state"].values())]
+    return [output for holder in holders for output in holder.get("outputs", [])]
+
+
 def outputs(notebook, kind: str) -> list[str]:
-    results = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
-    return [output["data"][kind] for output in results if kind in output["data"]]
+    return [output["data"][kind] for output in all_outputs(notebook) if kind in output.get("data", {})]
 
 
 def names_of(source: str) -> set[tuple[str, str]]:
@@ -111,6 +117,6 @@ def test_other_notebooks(tmp_path, monkeypatch, name):
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     parameters, pictures, words = RUNS[name]
     notebook = execute(f"{name}.ipynb", tmp_path, parameters)
-    printed = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+    printed = "".join(output.get("text", "") for output in all_outputs(notebook))
     assert len(outputs(notebook, "image/png")) == pictures and all(word in printed for word in words)
     assert name != "phase_diagram" or printed.count(" cells  ") > 1  # the table of regions
