@@ -103,4 +103,3 @@ class _Bar:
         self.bar.update(done - self.bar.n)
         if done == total:
             self.bar.refresh()
-            WATCHERS.discard(self)
