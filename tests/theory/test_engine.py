@@ -172,6 +172,28 @@ def test_slots_do_as_threads_do(problem, monkeypatch):
             np.testing.assert_allclose(single.train_loss, result.train_loss, rtol=1e-8)
 
 
+@pytest.mark.long
+def test_slots_in_single_precision(problem, monkeypatch):
+    """In float32 slots give the state of single lanes, also where tolerances are float64."""
+    model = ta.DotProduct(dtype=jnp.float32)
+    rule = ta.Lines(3, replicates=2).rule(model)
+    single = problem._replace(model=model, alpha=jnp.float32(2.0), nodes=rule, free=jnp.ones(2, jnp.float32))
+    start = branch_start(model, "semantic")
+    expected = run_one(single.solve_from_far(start))
+    monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)
+    state = run_one(single.solve_from_far(start))
+    assert state.train_loss.dtype == np.float32 and state.status.tolist() == expected.status.tolist()
+    np.testing.assert_allclose(state.train_loss, expected.train_loss, rtol=1e-5)
+
+
+def test_searches_that_cannot_begin_fail(problem, monkeypatch):
+    """An exception reaches lanes that are on their way into the slots."""
+    monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)
+    monkeypatch.setattr(engine, "_begin_all", lambda *_: fail(0))
+    with pytest.raises(ZeroDivisionError):
+        run(branches(problem))
+
+
 def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
     """Lanes that wait replace lanes that end, so calls stay filled and a slow lane is not alone at the end."""
     monkeypatch.setattr(engine, "_in_threads", engine.work_in_slots)

@@ -9,6 +9,7 @@ library, the function, the structure and the shapes of its arguments, versions, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -105,20 +106,23 @@ _READ = compilation_cache.get_executable_and_time
 WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _read_or_remove(key: str, *args: Any) -> Any:
-    """Read a compiled program as jax does, but remove a file that cannot be read; jax would never replace it."""
+def _read_or_remove(key: str, *args: Any) -> tuple[Any, int | None]:
+    """Read a compiled program and its seconds of compiling, as jax does; jax compiles a program for which it gets None.
+
+    A file that cannot be read is removed; jax would never replace it. Watchers hear of a program that will be compiled.
+    """
     try:
-        found = _READ(key, *args)
+        executable, seconds = _READ(key, *args)
     except Exception:  # the content of a damaged file can fail in any way
+        executable = seconds = None
         with contextlib.suppress(OSError):
             (_cache_folder() / f"{key}-cache").unlink()
-        found = None, None
-    if found[0] is None and WATCHERS:
+    if executable is None and WATCHERS:
         name = key.rpartition("-")[0]
-        if (seconds := _seconds_last_time(name)) is not None:
+        if (last := _seconds_last_time(name)) is not None:
             for watcher in list(WATCHERS):
-                watcher.compiles(name.removeprefix("jit_").strip("_"), seconds)
-    return found
+                watcher.compiles(name.removeprefix("jit_").strip("_"), last)
+    return executable, seconds
 
 
 def _cache_folder() -> Path:
@@ -132,11 +136,17 @@ def _seconds_last_time(name: str) -> int | None:
     jax keeps them with the program. Its arguments may have had other shapes, and the library another version.
     """
     try:
-        latest = max(_cache_folder().glob(f"{name}-*-cache"), key=lambda file: file.stat().st_mtime)
-        content = compilation_cache.decompress_executable(latest.read_bytes())
+        content = compilation_cache.decompress_executable(_latest_programs(_cache_folder())[name].read_bytes())
         return compilation_cache.extract_executable_and_time(content)[1]
     except Exception:  # there is no such file, or it is damaged
         return None
+
+
+@functools.cache  # a folder can have ten thousand files, and a first call asks for a hundred names
+def _latest_programs(folder: Path) -> dict[str, Path]:
+    """Return the newest file of every name in a folder of compiled programs; a file is called NAME-HASH-cache."""
+    files = sorted(folder.glob("*-*-cache"), key=lambda file: file.stat().st_mtime)
+    return {file.name.rsplit("-", 2)[0]: file for file in files}
 
 
 def settings() -> dict[str, str]:

@@ -200,9 +200,11 @@ class Slots:
         limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        numbers = _numbers(example)
-        answer, search, self.state = _examples(example.equations, numbers)
-        self.evaluation = answer.evaluation
+        dtype, self.example_rule = example.model.lam.dtype, example.rule  # a rule that lives keeps its `id`
+        numbers = jax.tree.map(np.asarray, _numbers(example))  # tolerances can be float64 beside a model in float32
+        numbers = jax.tree.map(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, numbers)
+        answer, search, self.example_state = _examples(example.equations, numbers)
+        self.evaluation = np.asarray(answer.evaluation)  # of the host, where searches begin
         self.of_lane, self.of_answer, self.of_search = (ravel_pytree(a)[1] for a in (numbers, answer, search))
         self.rows: Any = None  # numbers of the lanes
         self.searches: Any = None  # rows of (Newton, Search)
@@ -227,9 +229,8 @@ class Slots:
         self._enter()
         if self.equations is None:
             self.equations = self._equations_of(self.rows)
-        answer = _on_devices(self.mesh, _answer, self.of_search)
-        searches = self._padded(self.searches)
-        answers = np.asarray(answer(self.equations, searches))
+        evaluate, searches = _on_devices(self.mesh, _answer, self.of_search), self._padded(self.searches)
+        answers = np.asarray(evaluate(self.equations, searches))
         advanced = _advance_all(self.of_search, self.of_answer, searches, answers)
         self.searches, ended = (np.asarray(a)[: len(self.lanes)] for a in advanced)
         return self._leave(np.flatnonzero(ended))
@@ -240,20 +241,21 @@ class Slots:
         if count == 0:
             return
         jobs, entering = zip(*(self.waiting.popleft() for _ in range(count)), strict=True)
+        self.lanes += jobs  # before anything can fail: what fails in a turn fails for all lanes
         rows = np.stack(entering)
         searches = np.asarray(_begin_all(self.of_lane, self._padded(rows), self.evaluation))[:count]
-        if self.lanes:
+        if self.rows is not None:
             rows, searches = np.concatenate([self.rows, rows]), np.concatenate([self.searches, searches])
         self.rows, self.searches, self.equations = rows, searches, None
-        self.lanes += jobs
 
     def _leave(self, ended: Int[np.ndarray, " lanes"]) -> list[tuple[Job, Any]]:
         """Remove the lanes that have ended, and return them with their states."""
         if not len(ended):
             return []
-        state = _on_devices(self.mesh, _state, self.of_search)
-        rows = np.asarray(state(self._equations_of(self.rows[ended]), self._padded(self.searches[ended])))
-        finished = list(zip((self.lanes[k] for k in ended), unravelled(rows[: len(ended)], self.state), strict=True))
+        finish = _on_devices(self.mesh, _state, self.of_search)
+        rows = np.asarray(finish(self._equations_of(self.rows[ended]), self._padded(self.searches[ended])))
+        states = unravelled(rows[: len(ended)], self.example_state)
+        finished = list(zip((self.lanes[k] for k in ended), states, strict=True))
         remaining, self.equations = np.delete(np.arange(len(self.lanes)), ended), None
         self.lanes = [self.lanes[k] for k in remaining]
         self.rows, self.searches = self.rows[remaining], self.searches[remaining]
