@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import block_size
 from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import engine
 from tiedattn_jax.theory.engine import run, run_one
+from tiedattn_jax.theory.newton import Answer
 from tiedattn_jax.theory.paths import Call, together
 from tiedattn_jax.theory.solve import Problem, branch_start
 
@@ -206,8 +208,20 @@ def test_lanes_that_end_leave_and_others_enter(problem, monkeypatch):
         return result
 
     monkeypatch.setattr(engine.Slots, "turn", counted)
-    run(itertools.chain(branches(problem), branches(problem)), width=2)
+    states = run(itertools.chain(branches(problem), branches(problem)), width=2)
     assert max(counts) == 2 and np.mean(counts) > 1.5
+    # Every lane has its own setting, lines and replicate.
+    first, other_lines, absent, other_model, *again = states
+    for a, b in zip(states[:4], again, strict=True):
+        np.testing.assert_allclose(a.overlaps.q, b.overlaps.q, rtol=1e-9)
+    assert np.all(absent.status == ta.Status.absent)
+    for state, loss in ((first, CASES[0].train_loss), (other_lines, CASES[0].train_loss)):
+        assert np.all(state.status <= ta.Status.stalled)
+        np.testing.assert_allclose(np.mean(state.train_loss), loss, rtol=0.03)
+        assert state.overlaps.q.shape == (2, 2, 1, 1) and np.ptp(state.train_loss) > 0
+    assert not np.isin(other_lines.train_loss, first.train_loss).any()
+    assert np.all(other_model.status <= ta.Status.stalled) and np.ptp(other_model.train_loss) > 0
+    assert np.all(np.abs(other_model.train_loss / CASES[0].train_loss - 1) > 0.05)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -226,3 +240,47 @@ def test_lanes_fill_half_of_the_memory(problem, count):
     assert lanes(enough + 9) == 10 and lanes(enough - 9) == 9
     with pytest.raises(ta.InputError, match="must fit into the memory of the device"):
         lanes(1000)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_numbers_of_lanes_in_a_call(problem, monkeypatch):
+    """A call takes one of three numbers of lanes, of those that fit into the memory; or the one that was asked for."""
+    lane, number = problem.lane(branch_start(problem.model, "semantic")), np.zeros(1)
+    assert engine._max_lanes(lane, [SimpleNamespace(memory_stats=lambda: None)]) == 256
+    monkeypatch.setattr(engine, "_examples", lambda *_: (Answer(*[number] * 4), number, number))
+    for fit, width, expected in (
+        (256, None, [4, 32, 256]),
+        (255, None, [4, 32]),
+        (4, None, [4]),
+        (3, None, [3]),
+        (3, 5, [5]),
+        (256, 7, [7]),
+    ):
+        monkeypatch.setattr(engine, "_max_lanes", lambda lane, devices, fit=fit: fit)
+        slots = engine.Slots(lane, width, jax.devices()[:1])
+        assert slots.widths == expected and slots.room == expected[-1]
+        for count, padded in ((1, expected[0]), (expected[-1], expected[-1]), (expected[0], expected[0])):
+            rows = slots._padded(np.arange(float(count))[:, None])
+            assert rows[:, 0].tolist() == [*range(count), *[count - 1] * (padded - count)]
+        slots.lanes = [None, None]
+        assert slots.room == expected[-1] - 2
+    assert engine.WIDTHS == tuple(2**k for k in (2, 5, 8))
+
+
+def test_what_progress_is_told():
+    """Progress counts what is done and what is known; a path asks for one thing after the other."""
+    calls = []
+
+    def path():
+        yield [called(1), called(2)]
+        yield called(3)
+
+    run([path()], width=1, progress=lambda *numbers: calls.append(numbers))
+    assert calls[-1] == (3, 3) and [done for done, _ in calls if done] == [1, 2, 3]
+    assert calls[-2] == (2, 2)
+
+
+def test_a_system_that_does_not_know_its_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert engine.cores() == 1

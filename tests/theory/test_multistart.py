@@ -1,5 +1,6 @@
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Settings
+from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import multistart
 
 
@@ -39,10 +41,11 @@ def test_a_second_positional_state(model, lines):
 def searches(monkeypatch):
     """Let `find_states` take the ends of its searches from a function of (lane): overlaps, status and training loss."""
 
+    template = jax.tree.map(lambda a: np.asarray(a)[0], made.states(ta.DotProduct(), scatter=(0.0,)))
+
     def answer_by(end):
         def answer(lane):
             x, status, loss = end(lane)
-            template = jax.tree.map(lambda a: np.asarray(a)[0], made.states(lane.model, scatter=(0.0,)))
             parts = jax.tree.map(np.asarray, x), np.asarray(loss), np.asarray(int(status))
             return eqx.tree_at(lambda s: (s.overlaps, s.train_loss, s.status), template, parts)
 
@@ -93,3 +96,90 @@ def test_branches_are_found_whatever_the_random_starts_reach(model, lines, searc
     states = ta.find_states(model, 2.0, lines, count=2)
     assert [state.branch for state in states] == ["positional", "semantic", "uninformed"]
     assert ta.find_states(Odd(**vars(model)), 2.0, lines, count=2) == []
+
+
+def test_the_random_starts(model, lines, monkeypatch):
+    """Their q and V are log-normal in units of the start of no branch, their theta and m uniform beside sqrt(q)."""
+    calls = []
+
+    def distinct(searches, settings):
+        calls.append((searches, settings))
+        return made.finished_path([])
+
+    monkeypatch.setattr(multistart, "_distinct", distinct)
+    assert ta.find_states(model, 2.0, lines) == []
+    ((searches, settings),) = calls
+    assert [(branch, len(starts)) for _, branch, starts in searches] == [
+        *((name, 1) for name in ("positional", "semantic", "uninformed")), (None, 64)
+    ]  # fmt: skip
+    *named, random = [problem.settings for problem, *_ in searches]
+    assert random is settings and (int(settings.max_steps), int(settings.warm_steps)) == (60, 0)
+    assert [(int(s.max_steps), int(s.warm_steps)) for s in named] == [(60, int(Settings().warm_steps))] * 3
+    reference, rng, expected = BRANCHES[None].start(model), np.random.default_rng(0), []
+    while len(expected) < 64:
+        q, V = np.exp(-1.5 + rng.standard_normal()), np.exp(0.5 * rng.standard_normal())
+        theta, m = -1.2 + 2.4 * rng.random(2)
+        if reference.q[0, 0, 0] > (theta * reference.theta[0, 0, 0]) ** 2 / model.rho[0, 0, 0]:
+            expected.append((q, V, q**0.5 * theta, q**0.5 * m))
+    for x, factors in zip(searches[-1][-1], expected, strict=True):
+        for name, factor in zip(("q", "V", "theta", "m"), factors, strict=True):
+            np.testing.assert_allclose(getattr(x, name), factor * getattr(reference, name), rtol=1e-9)
+    own = ta.Settings(tol=1e-3, warm_steps=7)
+    ta.find_states(model, 2.0, lines, count=3, seed=1, settings=own)
+    searches, settings = calls[-1]
+    assert settings is own and len(searches[-1][-1]) == 3 and float(searches[0][0].settings.tol) == 1e-3
+    assert not np.isclose(searches[-1][-1][0].q[0, 0, 0] / reference.q[0, 0, 0], expected[0][0])
+    ta.find_states(model, 2.0, lines, count=1, seed=0)
+    np.testing.assert_allclose(calls[-1][0][-1][-1][0].q / reference.q, expected[0][0], rtol=1e-9)
+    with pytest.raises(ta.InputError, match="seed must be an integer of at least 0"):
+        ta.find_states(model, 2.0, lines, seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"q": 1.04}, True),
+        ({"q": 1.06}, False),
+        ({"q": 0.94}, False),
+        ({"V": 9.0}, True),  # V is not compared
+        ({"theta": -1.0}, True),  # the sign does not count
+        ({"m": 0.04}, True),
+        ({"m": 0.06}, False),
+        ({"theta": 1.04 / 0.93}, False),  # theta is .93 of its largest size
+        ({"theta": 1.045}, True),
+    ],
+)
+def test_when_two_states_are_the_same(model, changes, same):
+    """States are compared by the size of q, relative to each other, and by how semantic and how positional they are."""
+    x = state(CASES[0])
+    factor = {"q": 1.0, "V": 1.0, "theta": 1.0, "m": 0.0} | changes
+    m = factor["m"] * jnp.sqrt(x.q[:, :, 0]) * jnp.array([[1.0], [-1.0]])
+    y = ta.Overlaps(factor["q"] * x.q, factor["V"] * x.V, factor["q"] ** 0.5 * factor["theta"] * x.theta, m)
+    assert multistart._same_state(model, y, x, 0.05) == same
+
+
+def test_states_that_are_almost_the_same_on_all_averages_count_once(model, lines, searches):
+    """Coarse states further apart than 5 % are solved on all averages; there 2 % decide, and the lower one is kept."""
+    first = state(CASES[0])
+    coarse = iter([1.0, 1.2, 1.4, 1.6, 1.7])
+    exact = {1.0: 1.0, 1.2: 1.025, 1.4: 1.015, 1.6: 1.6, 1.7: 2.0}
+    losses = {1.0: 0.1, 1.2: 0.2, 1.4: 0.3, 1.6: 0.05, 1.7: 0.06}
+
+    def scaled(factor):
+        return ta.Overlaps(factor * first.q, first.V, factor**0.5 * first.theta, first.m)
+
+    def end(lane):
+        if lane.settings.warm_steps > 0:
+            return lane.start, ta.Status.nonfinite, 0.0
+        if lane.replicate < 0:
+            factor = next(coarse)
+            return scaled(factor), 2, losses[factor]
+        factor = min(exact, key=lambda k: abs(k * first.q[0, 0, 0] - lane.start.q[0, 0, 0]))
+        return scaled(exact[factor]), 0, losses[factor]
+
+    searches(end)
+    states = ta.find_states(model, 2.0, lines, count=5)
+    np.testing.assert_allclose(
+        [s.overlaps.q[0, 0, 0] / first.q[0, 0, 0] for s in states], [1.6, 2.0, 1.0, 1.025], rtol=1e-9
+    )
+    np.testing.assert_allclose([s.train_loss for s in states], [0.05, 0.06, 0.1, 0.2])

@@ -288,3 +288,202 @@ def test_other_starts_are_tried_where_the_first_led_nowhere(model, attempts):
     assert int(s.outcome.status) == (ta.Status.converged if attempts == 3 else ta.Status.nonfinite)
     assert len(places) == (1 if attempts == 1 else 2)
     np.testing.assert_array_equal(s.outcome.evaluation, s.outcome.v[:1] if attempts == 3 else np.nan)
+
+
+LOOK = jax.jit(lambda newton, *arguments: newton.look(*arguments))
+
+
+def test_a_step_corrects_the_jacobian_along_the_last_one(newton):
+    """Newton's step solves M d = r with M = I - DF in scaled coordinates, corrected by Broyden's formula.
+
+    A step from a first place leads to v. M then maps this step to the change of the residual along it.
+    """
+    rng, coordinates = np.random.default_rng(0), newton.coordinates
+    target = np.asarray(coordinates.pack(state(CASES[0])))
+    free = target != 0  # m is zero on this branch
+    first, v = (target * (1 + 0.01 * rng.standard_normal(8)) for _ in range(2))
+    scale = np.asarray(coordinates.scale(coordinates.unpack(jnp.asarray(v))))
+    jacobian, image_before, image = (
+        a * np.multiply.outer(free, free) if a.ndim == 2 else a * free
+        for a in (rng.standard_normal((8, 8)) * np.divide.outer(scale, scale), 1.01 * first, 1.02 * v + 1e-3 * scale)
+    )
+    blank = newton.begin(jnp.asarray(first), NO_EVALUATION).current
+    before = blank._replace(v=jnp.asarray(first), image=jnp.asarray(image_before))
+    answer = Answer(jnp.asarray(image), jnp.asarray(jacobian), jnp.asarray(0.01), NO_EVALUATION)
+    look = LOOK(newton, jnp.asarray(v), answer, before)
+    r, last = (image - v) / scale, (v - first) / scale
+    M = np.eye(8) - jacobian * scale / scale[:, None]
+    change = (image_before - first) / scale - r
+    M += np.outer(change - M @ last, last) / (last @ last)
+    np.testing.assert_allclose(M @ last, change, atol=1e-12)
+    np.testing.assert_allclose(look.step / scale, np.linalg.solve(M, r), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(look.residual, np.abs(r).max(), rtol=1e-12)
+    np.testing.assert_allclose(look.length, np.abs(look.step / scale).max(), rtol=1e-12)
+    a = 0.2
+    implicit = np.linalg.solve((1 - a) * np.eye(8) + a * M, a * r)
+    expected = implicit if implicit @ r > 0 else a * r
+    np.testing.assert_allclose(look.damped_step / scale, expected, rtol=1e-8, atol=1e-12)
+    assert float(look.unresolved) == 0.01 and not look.is_singular and not look.sinks
+
+
+@pytest.mark.parametrize(("ratio", "is_singular"), [(0.9e4, False), (1.1e4, True)])
+def test_a_long_step_from_a_small_residual_is_singular(newton, ratio, is_singular):
+    v = newton.coordinates.pack(state(CASES[0]))
+    blank = newton.begin(v, NO_EVALUATION).current
+    for residual in (1e-4, 1e-6):  # where a search has converged nothing is singular
+        answer = Answer((1 + residual) * v, (1 - 1 / ratio) * jnp.eye(8), jnp.asarray(0.0), NO_EVALUATION)
+        look = LOOK(newton, v, answer, blank)
+        np.testing.assert_allclose(look.length, ratio * look.residual, rtol=1e-6)
+        assert bool(look.is_singular) == (is_singular and residual == 1e-4)
+    bad = LOOK(newton, v, Answer(jnp.nan * v, jnp.eye(8), jnp.asarray(0.0), NO_EVALUATION), blank)
+    assert np.isinf(bad.residual) and not np.any(bad.step) and not np.any(bad.damped_step)
+
+
+@pytest.mark.parametrize(
+    ("theta", "newton_theta", "other", "sinks"),
+    [
+        (0.9, 0.9, 0.05, True),
+        (0.9, 0.9, 0.07, False),  # the other coordinates are not near their fixed point
+        (1.1, 0.9, 0.05, False),  # the map does not shrink theta
+        (0.9, 1.1, 0.05, False),  # Newton's step does not
+        (-0.9, -0.9, -0.05, True),
+        (0.9, -1.1, 0.05, False),
+    ],
+)
+def test_when_a_search_sinks(model, newton, theta, newton_theta, other, sinks):
+    v = newton.coordinates.pack(state(CASES[0]))
+    scale, order = newton.coordinates.scale(newton.coordinates.unpack(v)), newton.coordinates.order > 0
+    image = jnp.where(order, theta * v, v + other * scale * (v != 0))
+    step = jnp.where(order, (newton_theta - 1) * v, 0.0)
+    assert bool(newton.sinks(v, image, step, scale)) == sinks
+    free = Newton(Coordinates(model, jnp.ones(2)), newton.settings, newton.stall, newton.attempts)
+    assert not bool(free.sinks(v, image, step, scale))  # a state of no branch has no order parameter to lose
+
+
+def after(newton, s, is_inside=True, **look):
+    """The search after an answer whose look has these numbers."""
+    numbers = {name: jnp.asarray(value) for name, value in look.items()}
+    return newton._after_trial(
+        s, s.current._replace(**{"unresolved": jnp.asarray(0.0)} | numbers), jnp.asarray(is_inside)
+    )
+
+
+def test_what_a_search_learns_from_an_answer(model):
+    """A step of Newton's method must reduce the residual to nine tenths, otherwise it is cut to two fifths."""
+    newton = newton_for(model, warm_steps=3)
+    s = iterate(best_residual=1e-2, reference=1e-2, cut=0.5, idle_steps=2, steps=4, damping=0.5)
+    s = s._replace(current=s.current._replace(residual=jnp.asarray(1e-2)))
+    for residual, cut, current in ((0.89e-2, 1.0, 0.89e-2), (0.91e-2, 0.2, 1e-2)):
+        learnt = after(newton, s, residual=residual)
+        np.testing.assert_allclose([learnt.cut, learnt.current.residual], [cut, current], rtol=1e-12)
+        np.testing.assert_allclose(learnt.best.residual, residual)
+        assert (int(learnt.steps), int(learnt.damped_steps), int(learnt.idle_steps)) == (5, 0, 3)
+        np.testing.assert_allclose(learnt.damping, 1.0 if cut == 1 else 0.5)
+        assert not learnt.in_damped_phase and not learnt.left_domain
+    for residual, idle in ((0.49e-2, 0), (0.51e-2, 3)):
+        learnt = after(newton, s, residual=residual)
+        assert int(learnt.idle_steps) == idle
+        np.testing.assert_allclose(learnt.reference, 0.49e-2 if idle == 0 else 1e-2)
+    outside = after(newton, s, False, residual=1e-9)
+    assert bool(outside.left_domain) and int(outside.idle_steps) == 3
+    np.testing.assert_allclose([outside.cut, outside.best.residual, outside.current.residual], [0.2, 1e-2, 1e-2])
+    damped = s._replace(cut=jnp.asarray(0.1))  # a damped step is accepted whatever its residual
+    np.testing.assert_allclose(after(newton, damped, residual=0.5).current.residual, 0.5)
+    np.testing.assert_allclose(after(newton, damped, False).damping, 0.2)
+    lost = s._replace(lost_steps=jnp.asarray(3))
+    assert [int(after(newton, lost, unresolved=u).lost_steps) for u in (0.51, 0.49)] == [4, 0]
+    assert int(after(newton, lost, False, unresolved=0.51).lost_steps) == 3
+
+
+def test_how_long_the_damped_phase_lasts(model):
+    """It begins with the first answer if this is rough or sinks slowly, and lasts for a number of steps at most."""
+    newton = newton_for(model, warm_steps=3)
+    rough = {"sinks": False, "length": 1.0}
+    first = iterate(steps=0, damped_steps=0)
+    for residual, look, lasts in (
+        (0.07, rough, True),
+        (0.05, rough, False),
+        (0.05, {"sinks": True, "length": 0.31}, True),
+        (0.05, {"sinks": True, "length": 0.29}, False),
+    ):
+        assert bool(after(newton, first, residual=residual, **look).in_damped_phase) == lasts
+    assert not after(newton, first._replace(steps=jnp.asarray(1)), residual=0.07, **rough).in_damped_phase
+    for count, lasts in ((2, True), (3, False)):
+        s = iterate(steps=0, damped_steps=count, in_damped_phase=True, idle_steps=5, cut=0.4)
+        learnt = after(newton, s, residual=0.07, **rough)
+        assert bool(learnt.in_damped_phase) == lasts and int(learnt.damped_steps) == count + 1
+        assert int(learnt.idle_steps) == 0 and float(learnt.cut) == 1.0 and int(learnt.steps) == 0
+
+
+def test_when_an_attempt_ends(newton):
+    """It ends where the residual no longer falls, among unresolved nodes, and where damped steps became too short."""
+    going = {"best_residual": 1e-3, "best_length": 0.01, "idle_steps": 0, "steps": 5, "damping": 1.0}
+    for change, goes_on in (
+        ({}, True),
+        ({"best_residual": 1.01e-5}, True),
+        ({"best_residual": 0.99e-5}, False),
+        ({"idle_steps": 5}, True),
+        ({"idle_steps": 6}, False),
+        ({"idle_steps": 6, "best_length": 0.051}, True),
+        ({"idle_steps": 6, "best_residual": 1.01 * 2 / 2**6.5}, True),
+        ({"damping": 1.01e-3}, True),
+        ({"damping": 0.99e-3}, False),
+        ({"lost_steps": 11}, True),
+        ({"lost_steps": 12}, False),
+        ({"steps": int(newton.settings.max_steps)}, True),
+        ({"steps": int(newton.settings.max_steps) + 1}, False),
+    ):
+        s = iterate(**going | change)
+        s = s._replace(current=s.current._replace(residual=jnp.asarray(1e-3)))
+        assert bool(newton.unfinished(s)) == goes_on, change
+    s = iterate(**going)
+    assert not newton.unfinished(s)  # no answer was usable
+
+
+@pytest.mark.parametrize(
+    ("change", "vanishes"),
+    [
+        ({}, True),
+        ({"share": 1.2e-6}, False),
+        ({"shrinks": 1.01}, False),
+        ({"V": 1.45}, True),
+        ({"V": 1.55}, False),
+        ({"V": 0.55}, True),
+        ({"V": 0.45}, False),
+    ],
+)
+def test_a_student_that_has_vanished(newton, change, vanishes):
+    """It is below a millionth of the teacher and shrinks further, at a V that the map changes by half at most."""
+    numbers = {"share": 0.9e-6, "shrinks": 0.99, "V": 1.0} | change
+    x = shrunk(numbers["share"])
+    image = ta.Overlaps(numbers["shrinks"] * x.q, numbers["V"] * x.V, x.theta, x.m)
+    blank = newton.begin(newton.coordinates.pack(x), NO_EVALUATION).current
+    assert bool(newton.has_vanished(blank._replace(image=newton.coordinates.pack(image)))) == vanishes
+
+
+def test_small_order_parameters_take_longer_steps(newton):
+    """An order parameter is small below three tenths of its largest size."""
+    x, order = state(CASES[0]), newton.coordinates.order > 0
+    largest = (x.q * 0.25) ** 0.5
+    for share, factor in ((0.29, 50), (0.31, 1)):
+        v = newton.coordinates.pack(ta.Overlaps(x.q, x.V, share * largest, x.m))
+        step = newton.limited_step(iterate(v=v, image=1.04 * v, damped_step=1e-4 * v))
+        np.testing.assert_allclose(step, np.where(order, factor, 1) * 1e-4 * v, rtol=1e-12)
+    sinking = iterate(v=v, image=1.04 * v, damped_step=-0.9 * v)
+    sinking = sinking._replace(current=sinking.current._replace(sinks=jnp.array(True)))
+    np.testing.assert_allclose(newton.limited_step(sinking), -0.9 * v, rtol=1e-12)  # at most the whole of a coordinate
+
+
+def test_the_starts_of_the_attempts(model):
+    """The second start has a smaller V, the third one a larger q. The tolerance is at least 20 roundings."""
+    newton, x = newton_for(model, 3, tol=1e-30), state(CASES[0])
+    v = newton.coordinates.pack(x)
+    np.testing.assert_allclose(newton.tol, 20 * np.finfo(float).eps, rtol=1e-12)
+    outcome = newton.begin(v, NO_EVALUATION).outcome
+    for k, (by_V, by_q) in enumerate(((1.0, 1.0), (0.03, 1.0), (1.0, 4.0))):
+        s = newton._attempt(v, jnp.asarray(k), outcome)
+        expected = newton.coordinates.pack(ta.Overlaps(by_q * x.q, by_V * x.V, x.theta, x.m))
+        np.testing.assert_allclose(s.trial, expected, rtol=1e-12)
+        assert (int(s.steps), int(s.damped_steps), int(s.idle_steps), int(s.lost_steps)) == (0,) * 4
+        assert not any((s.ended, s.in_damped_phase, s.left_domain, s.is_damped)) and int(s.attempt) == k
+    assert int(newton.begin(v, NO_EVALUATION).attempt) == 0

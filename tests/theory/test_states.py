@@ -12,6 +12,7 @@ import pytest
 from cases import CASES
 
 import tiedattn_jax as ta
+from tiedattn_jax.theory.states import states_table
 
 SCATTER = (-1e-4, 1e-4, -1e-4, 1e-4)
 
@@ -154,3 +155,119 @@ def test_a_batch_keeps_its_lanes_apart():
         assert batch.status[lane] == point.status and batch.residual[lane] == point.residual
     assert batch.status_name == ["converged", "stalled at the accuracy of the averages"]
     assert batch.exists.tolist() == [True, True]
+
+
+NUMBERS = {
+    "replicon": [0.25, 0.35, 0.25, 0.35], "residual": [1e-6, 2e-6, 1e-6, 1e-6], "rs_error": [1e-7, 3e-7, 1e-7, 3e-7],
+    "second_minimum": [0.0123] * 4, "unresolved": [6e-4] * 4, "jump_mass": [0.1, 0.12, 0.1, 0.12],
+    "gen_error_linear": [0.25, 0.26, 0.25, 0.26], "growth_m": [1.5] * 4, "growth_theta": [0.5] * 4,
+}  # fmt: skip
+PAGE = """\
+positional branch at alpha = 2: converged, residual 2.0e-06
+  q                 0.0510709       overlap of the student with itself
+  V                 11.3688         response of the student
+  theta             0               semantic overlap, with the teacher
+  m                 0.258229(25)    positional overlap, with the encodings
+  train_loss        0.00451276(43)  training loss / d
+  gen_error         0.00347304(33)  test error
+  gen_error_linear  0.2550(48)      test error of the best linear attention
+  replicon          0.300(48)       below 1: stable; formally infinite with the jumps
+  jump mass         11.00(95)%      of Vhat, the share of the jumps of the proximal operator
+  rs_error          2.00(95)e-7     estimated rise by replica symmetry breaking: add it to train_loss
+  second minimum    1.23%           of the nodes have one
+  jumps matter                      derivatives and spinodals contain them, the replicon does not
+  unresolved        0.1%            of the nodes (Sobol points resolve more than lines)"""
+CALM = """\
+semantic branch at alpha = 2: converged, residual 0.0e+00
+  q                 0.114817    overlap of the student with itself
+  V                 12.6685     response of the student
+  theta             0.158158    semantic overlap, with the teacher
+  m                 0           positional overlap, with the encodings
+  train_loss        0.00359062  training loss / d
+  gen_error         0.00140421  test error
+  gen_error_linear  0           test error of the best linear attention
+  replicon          0           below 1: stable
+  jump mass         0.0%        of Vhat, the share of the jumps of the proximal operator
+  rs_error          0           estimated rise by replica symmetry breaking: add it to train_loss
+  second minimum    0.00%       of the nodes have one"""
+
+
+def test_the_page_of_a_state():
+    point, calm = made.fixed_point(CASES[1], scatter=SCATTER, **NUMBERS), made.fixed_point(rs_error=[0.9e-12] * 4)
+    assert point.summary() == PAGE and calm.summary() == CALM
+    assert "rs_error" not in made.fixed_point(rs_error=[np.nan] * 4).summary()
+    assert "unresolved" not in made.fixed_point(unresolved=[4.9e-4] * 4).summary()
+    header = ("q", "V", "theta", "m", "train_loss", "gen_error", "replicon", "jump mass", "status")
+    rows = states_table([point, calm], "branch")
+    assert rows[0] == ("branch", *header) and len(rows) == 3
+    assert rows[1][0] == "positional" and rows[1][4:] == (
+        "0.258229(25)", "0.00451276(43)", "0.00347304(33)", "0.300(48)", "11.00(95)%", "converged",
+    )  # fmt: skip
+    placed = states_table([point, calm], "sigma", [0.5, 0.25])
+    assert [row[0] for row in placed] == ["sigma", "0.5", "0.25"] and placed[2][1:] == rows[2][1:]
+    free = ta.results.FixedPoint(calm.model, calm.alpha, calm.replicates, None)
+    assert states_table([free], "branch")[1][0] == "semantic"
+
+
+def test_replicates_print_their_shapes_and_one_replicate_its_numbers():
+    """The arrays of several replicates are a batch."""
+    point = made.fixed_point(CASES[1], **NUMBERS)
+    first = jax.tree.map(lambda a: a[0], point.replicates)
+    assert "train_loss=f64[4]" in str(point.replicates) == point.replicates.summary()
+    assert point.replicates._repr_html_() and "train_loss=f64[4]" in repr(point.replicates)
+    rows = {words[0]: words[1] for words in map(str.split, first.summary().splitlines()[1:])}
+    assert (rows["m"], rows["status"], rows["replicon"], rows["residual"]) == ("0.258229", "0", "0.25", "1e-06")
+    slopes = eqx.tree_at(lambda s: s.train_loss_partials[1], point.replicates, jnp.arange(4.0))
+    np.testing.assert_array_equal(slopes.numbers()["train_loss_by_alpha"], np.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    ("mass", "jumps"),
+    [
+        ([0.0011] * 4, True),
+        ([0.0009] * 4, False),
+        ([-0.0011] * 4, True),
+        ([0.1, 0.3, 0.1, 0.3], False),  # 2.1 error bars
+        ([0.11, 0.3, 0.2, 0.2], True),  # 3.1
+        ([0.09, 0.31, 0.2, 0.2], False),  # 2.7
+        ([0.01], True),  # one replicate has no error bar
+    ],
+)
+def test_jumps_that_matter_exceed_three_error_bars(mass, jumps):
+    point = made.fixed_point(scatter=(0.0,) * len(mass), jump_mass=mass)
+    bar = float(point.stderr.diagnostics.jump_mass)
+    assert bool(point.jumps) == jumps, float(point.diagnostics.jump_mass) / bar
+
+
+@pytest.mark.parametrize(
+    ("status", "residual", "settled", "worst", "exists"),
+    [
+        ([0, 0, 1, 0], 0.0, 1, 1, True),
+        ([0, 0, 0, 6], 0.0, 1, 6, True),  # its nodes decide
+        ([0, 2, 0, 6], 1e-3, 2, 6, True),
+        ([0, 6, 6, 6], 0.0, 6, 6, False),
+    ],
+)
+def test_the_status_of_what_a_state_defines(status, residual, settled, worst, exists):
+    point = made.fixed_point(status=status, residual=[residual] * 4)
+    found = int(point.settled_status), bool(point.exists)
+    assert found == (settled, exists)
+    batch = jax.tree.map(lambda a: jnp.stack([a, a]), point)
+    assert batch.settled_status.tolist() == [settled] * 2 and batch.residual.tolist() == [residual] * 2
+
+
+def test_a_state_is_not_stable_where_a_rate_is_one():
+    for case, rate in ((CASES[0], "growth_m"), (CASES[1], "growth_theta")):
+        assert [bool(made.fixed_point(case, **{rate: [r] * 4}).stable) for r in (1.0, 1.5, 0.99)] == [
+            False,
+            False,
+            True,
+        ]
+
+
+def test_the_response_has_the_size_of_the_tokens(model):
+    """V and q are of second order in the tokens, theta of first order in tokens and teacher."""
+    point = made.fixed_point()
+    seen = point.seen_by(ta.DotProduct(sigma=0.25, teacher=4.0))
+    for name, factor in (("q", 0.25), ("V", 0.25), ("theta", 0.5 * 0.5 * 2.0), ("m", 1.0)):
+        np.testing.assert_allclose(getattr(seen, name), factor * getattr(point.overlaps, name), rtol=1e-12)

@@ -33,6 +33,7 @@ class State(Printed):
     The result of one `Lane` is a state of a single replicate, without this axis.
     """
 
+    batch_probe = "residual", 0
     overlaps: Overlaps
     conjugates: Conjugates
     train_loss: Float[StateArray, "*R"]
