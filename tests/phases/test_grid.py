@@ -509,3 +509,104 @@ def test_a_full_disk(diagram, model, lines, small_disk):
 @pytest.mark.slow
 def test_one_search_at_a_time_gives_the_same(diagram, model, lines):
     assert_same(solve_grid(model, lines, width=1), diagram[0], 1e-12)
+
+
+class Processes:
+    """The module jax as one of two processes sees it."""
+
+    def __init__(self, rank):
+        self.process_count, self.process_index = (lambda: 2), (lambda: rank)
+
+    def __getattr__(self, name):
+        return getattr(jax, name)
+
+
+def test_two_processes_share_the_tracks(canned, model, lines, tmp_path, monkeypatch):
+    """Each process solves every second track, and both return all; the first one keeps the repeated cells."""
+    cells, requests = canned
+    cells["q"] *= np.arange(1.0, 5.0)[:, None, None, None, None]
+    cells["status"][1, 0] = ta.Status.absent
+    whole = solve_grid(model, lines)
+    shares, counts = [], []
+
+    def run_process(rank, gather):
+        requests["tracks"].clear()
+        counts.clear()
+        monkeypatch.setattr(grid, "jax", Processes(rank))
+        monkeypatch.setattr(grid.multihost_utils, "broadcast_one_to_all", lambda share: share)
+        monkeypatch.setattr(grid.multihost_utils, "process_allgather", gather)
+        result = solve_grid(model, lines, out=tmp_path / str(rank), progress=lambda *c: counts.append(c))
+        assert len(requests["tracks"]) == 2
+        return result, {path.stem for path in (tmp_path / str(rank)).glob("*.npz")}
+
+    def pair(share, other):
+        return jax.tree.map(lambda *a: np.stack(a), share, other)
+
+    _, kept = run_process(1, lambda share: shares.append(share) or pair(share, share))
+    assert kept == {"track-00001", "track-00003"}
+    result, kept = run_process(0, lambda share: pair(share, shares[0]))
+    assert kept > {"track-00000", "track-00002"} and all(
+        name.startswith("retry-1-") for name in kept if "track" not in name
+    )
+    assert counts[:9] == [(0, 16), *((k, 16) for k in range(2, 17, 2))]
+    for name, values in made.cells_of(whole).items():
+        np.testing.assert_array_equal(made.cells_of(result)[name], values)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        (None, "nothing is kept: start all processes again, with a folder out"),
+        ("here", "finished tracks are in out='here': start all processes again with resume=True"),
+    ],
+)
+def test_what_is_said_if_another_process_ended(place, hint):
+    def exchange(share):
+        raise ValueError("gloo")
+
+    with pytest.raises(RuntimeError) as raised:
+        grid._together(exchange, {}, SimpleNamespace(place=place))
+    assert str(raised.value) == f"another process ended before the grid was done; {hint}"
+    together = grid._together(lambda share: share, {"q": jnp.ones(2)}, SimpleNamespace(place=None))
+    assert isinstance(together["q"], np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ((1, 0, 0), [(1, 1, 0), (1, 0, 1)]),
+        ((0, 1, 1), [(0, 2, 1), (0, 0, 1), (0, 1, 2), (0, 1, 0)]),
+        ((0, 2, 3), [(0, 1, 3), (0, 2, 2)]),
+        ((1, 0, 3), [(1, 1, 3), (1, 0, 2)]),
+    ],
+)
+def test_the_neighbours_of_a_cell_are_those_of_its_branch(cell, expected):
+    assert grid._neighbours(grid.CellIndex(*cell), (2, 3, 4)) == expected
+
+
+def test_a_neighbour_without_all_replicates_gives_the_mean_of_the_others(semantic_states):
+    q = semantic_states.overlaps.q * jnp.arange(1.0, 5.0)[:, None, None, None]
+    states = eqx.tree_at(lambda s: (s.overlaps.q, s.status), semantic_states, (q, jnp.array([0, 6, 1, 4])))
+    mean = grid._mean_overlaps(states)
+    np.testing.assert_allclose(mean.q, 2 * semantic_states.overlaps.q[0], rtol=1e-12)
+    np.testing.assert_allclose(mean.m, semantic_states.overlaps.m[0], rtol=1e-12)
+
+
+def test_what_a_diagram_says_of_its_making(canned, model, lines):
+    result = ta.phase_diagram(
+        model, omega=[0.3, 0.35], sigma=[0.5, 0.6, 0.7], alpha=2.0, nodes=lines, settings=SETTINGS, devices=1
+    )
+    attrs = dict(result.attrs)
+    assert attrs.pop("version") == ta.__version__ and len(attrs.pop("fingerprint")) > 8
+    numbers = attrs.pop("numbers")
+    assert numbers["lam"] == 0.01 and numbers["mixing"] == [[0.6, 0.4], [0.4, 0.6]] and "sigma" not in numbers
+    assert attrs == {
+        "model": "DotProduct",
+        "alpha": 2.0,
+        "nodes": {"rule": "LineNodes", "size": lines.size, "replicates": 4},
+        "settings": {"tol": 4e-4, "max_steps": 16, "warm_steps": 1, "damping": 0.21},
+    }
+    np.testing.assert_allclose(result.semantic.model.omega, [[0.3, 0.35]] * 3)
+    np.testing.assert_allclose(result.semantic.model.sigma, [[0.5] * 2, [0.6] * 2, [0.7] * 2])
+    np.testing.assert_allclose(result.positional.alpha, np.full((3, 2), 2.0))

@@ -10,7 +10,7 @@ import made
 import numpy as np
 import pytest
 import twins
-from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L
+from cases import ALPHA_C, ALPHA_C_SENSITIVITIES, ALPHA_L, CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
@@ -19,7 +19,7 @@ from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.locate import Family
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.engine import run_one
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.solve import Problem, branch_start
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,14 @@ def located(monkeypatch, lines, curve, growth_m, growth_theta=growing, **places)
 
 
 @pytest.mark.parametrize(
-    ("last", "fold", "kind"), [(0.6, 0.6, "pitchfork"), (0.8, 0.6, "fold"), (0.8, 0.72, "pitchfork")]
+    ("last", "fold", "kind"),
+    [
+        (0.6, 0.6, "pitchfork"),
+        (0.8, 0.6, "fold"),
+        (0.8, 0.72, "pitchfork"),
+        (0.8, 0.65, "fold"),
+        (0.8, 0.665, "pitchfork"),
+    ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_a_fold_is_looked_for_next_to_a_large_order_parameter(monkeypatch, lines, last, fold, kind):
@@ -388,3 +395,109 @@ def test_other_ends_that_are_not_found_lie_in_the_bracket(monkeypatch, lines):
     assert [name for name, _ in requests] == ["instability", "pitchfork", "fold"]
     assert [(e.kind, e.alpha) for e in ends] == [("fold", 0.65), ("instability", pytest.approx(0.9))]
     assert (ends[1].stderr, ends[1].status) == pytest.approx((0.1, ta.Status.max_steps))
+
+
+LINEAR = {
+    "early": 0.01,
+    "late": 0.003,
+    "never": 0.001,
+}  # beaten by both states, by one, by none
+
+
+@pytest.fixture
+def lookup(model, lines, monkeypatch):
+    """Find alpha_l from an alpha_c with searches answered by hand; return the result, the searches and the rivals."""
+
+    def find(when, alpha=1.25, status=0, bracket=(0.1, 4.0), rival_loss=1.0, losses=(0.0, 0.0), found=True):
+        searches, rivals = [], []
+        pair = tuple(
+            made.fixed_point(case, gen_error_linear=[LINEAR[when]] * 4, train_loss=[case.train_loss + extra] * 4)
+            for case, extra in zip((CASES[3], CASES[2]), losses, strict=True)
+        )
+        crossing = made.transition(
+            0.75 if found else np.nan, 0 if found else 6, "alpha_l", (made.fixed_point(CASES[2]),)
+        )
+
+        def zero_path(event, family, guess, *, bracket, starts, tol):
+            searches.append((event.name, bracket, guess, tol, starts))
+            return made.finished_path(SimpleNamespace(at=np.asarray(0.75)))
+
+        def solve_from_far(problem, start):
+            rivals.append((float(problem.alpha), problem.free.tolist(), start))
+            return made.finished_path(made.states(model, train_loss=[rival_loss] * 4))
+
+        def transition_of(event, model, zero):
+            assert event.branches == (None,)
+            return crossing
+
+        monkeypatch.setattr(transitions, "zero_path", zero_path)
+        monkeypatch.setattr(transitions, "transition_of", transition_of)
+        monkeypatch.setattr(Problem, "solve_from_far", solve_from_far)
+        critical = made.transition(alpha, status, branches=pair)
+        return ta.linear_crossing(model, critical, lines, bracket=bracket), searches, rivals
+
+    return find
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("when", "bracket", "name", "ends", "alpha"),
+    [
+        ("early", (0.1, 4.0), "positional baseline", (0.1, 1.25), 0.75),
+        ("late", (0.1, 4.0), "semantic baseline", (1.25, 4.0), 1.25),
+        ("never", (0.1, 4.0), "semantic baseline", (1.25, 4.0), 0.75),
+        ("early", (2.0, 3.0), "positional baseline", (0.99 * 1.25, 1.25), 0.75),
+        ("never", (0.1, 1.0), "semantic baseline", (1.25, 1.01 * 1.25), 0.75),
+    ],
+)
+def test_on_which_branch_alpha_l_lies(lookup, when, bracket, name, ends, alpha):
+    """It is looked for on the side of alpha_c where its branch is global, in a range that is not empty."""
+    result, ((event, searched, guess, tol, (start,)),), rivals = lookup(when, bracket=bracket)
+    assert (event, searched) == (name, pytest.approx(ends)) and guess is None and tol == 1e-5 and rivals == []
+    assert (result.event, float(result.alpha)) == ("alpha_l", alpha)
+    case = CASES[3] if when == "early" else CASES[2]
+    np.testing.assert_allclose(start.q, case.q)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("losses", "name", "free"),
+    [((-0.1, 0.0), "positional baseline", [1.0, 0.0]), ((0.0, -0.1), "semantic baseline", [0.0, 1.0])],
+)
+def test_alpha_l_where_the_losses_do_not_cross(lookup, model, losses, name, free):
+    """The branch that is global at the end of the search counts, unless the other one is lower at alpha_l."""
+    state_loss = CASES[2].train_loss
+    for rival, counts in ((2 * state_loss, True), (0.5 * state_loss, False)):
+        result, ((event, ends, *_),), ((at, rival_free, start),) = lookup(
+            "late", np.nan, 6, losses=losses, rival_loss=rival
+        )
+        assert event == name and (at, rival_free) == (0.75, free)
+        assert ends == ((0.1, 1.25) if name.startswith("positional") else (1.25, 4.0))
+        assert (start.theta[0, 0, 0] != 0) == (free[0] == 1)
+        assert bool(result.ok) == counts and (float(result.alpha) == 0.75) == counts
+    result, searches, rivals = lookup("late", np.nan, 6, losses=losses, found=False)
+    assert result.status == ta.Status.absent and rivals == []
+    result, searches, _ = lookup("late", 1.25, int(ta.Status.max_steps))  # the global minimum is not known
+    assert searches == [] and result.status == ta.Status.max_steps and result.event == "alpha_l"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_default_range_of_alpha_c(model, lines, monkeypatch):
+    calls = []
+
+    def zero_path(event, family, guess, **options):
+        calls.append((event.name, guess, options))
+        raise InterruptedError
+        yield
+
+    monkeypatch.setattr(transitions, "zero_path", zero_path)
+    for call in (
+        lambda: ta.critical_alpha(model, lines),
+        lambda: ta.linear_crossing(model, nodes=lines),
+        lambda: run_one(transitions.transition_path("alpha_c", Family(model, lines, ta.Settings()))),
+    ):
+        with pytest.raises(InterruptedError):
+            call()
+        name, guess, options = calls[-1]
+        assert (name, guess, options["bracket"], options["tol"]) == ("alpha_c", None, (0.1, 4.0), 1e-5)
+        assert [bool(np.any(x.theta)) for x in options["starts"]] == [False, True]

@@ -8,7 +8,7 @@ from cases import CASES, state
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Settings
-from tiedattn_jax.model.overlaps import BRANCHES
+from tiedattn_jax.model.overlaps import BRANCHES, admissible
 from tiedattn_jax.theory import multistart
 
 
@@ -107,6 +107,7 @@ def test_the_random_starts(model, lines, monkeypatch):
         return made.finished_path([])
 
     monkeypatch.setattr(multistart, "_distinct", distinct)
+    monkeypatch.setattr(multistart, "admissible", jax.jit(admissible))
     assert ta.find_states(model, 2.0, lines) == []
     ((searches, settings),) = calls
     assert [(branch, len(starts)) for _, branch, starts in searches] == [

@@ -196,3 +196,109 @@ def test_noise_on_the_fields_of_the_teacher_is_a_teacher_of_larger_fields():
     bar = np.hypot(result.std(0), expected.std(0)) / 7**0.5
     assert np.all(np.abs(result.mean(0) - expected.mean(0)) < 3 * bar) and np.all(bar < 2e-3 * expected.mean(0))
     assert np.all(NOISE**2 * expected.mean(0) > 30 * bar)  # the noise changes the numbers by more than their error bars
+
+
+class Classes(ta.DotProduct):
+    """A layer of two classes of tokens with means, whose covariances have two atoms."""
+
+    def law(self):
+        root = np.random.default_rng(0).standard_normal((2, 5, 7))
+        second = jnp.asarray(root @ np.swapaxes(root, 1, 2) / 7)  # of two encodings, two means and the teacher
+        return ta.SpectralLaw(
+            jnp.array([0.4, 0.6]), jnp.array([[0.3, 0.5], [0.9, 0.2]]), second[:, :4, :4], second[:, 4:, 4:],
+            second[:, :4, 4:], sentences=ta.TokenClassMixture.of({(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.2}),
+        )  # fmt: skip
+
+
+def test_growths_of_classes_of_tokens():
+    """Theta and the overlaps with the means of the classes grow together, m of the encodings grows by itself.
+
+    The field of a weight is linear in the conjugates, so their response is that of the ridge: Lam^{-1} times the second
+    moments of what multiplies them, gamma_s pi and the projections of the means.
+    """
+    model, rng, alpha, r, S = Classes(rank=2), np.random.default_rng(1), 1.7, 2, 2
+    law, roots = model.law(), rng.standard_normal((2, S, r, r))
+    q, V = (0.1 * a @ np.swapaxes(a, 1, 2) for a in roots)
+    theta, m = rng.standard_normal((S, r, 1)), rng.standard_normal((4, r))
+    hats = ta.results.Conjugates(*map(jnp.asarray, (q, V, theta, m)))
+    g, gy = (a + a.T for a in (rng.standard_normal((4, 4)), rng.standard_normal((8, 8))))
+    sums = {"g_score": jnp.asarray(g), "gy_score": jnp.asarray(gy)}
+    to_theta, to_m, rho = np.zeros((S, r, 2, S, r, 2)), np.zeros((2, r, 2, r)), np.zeros(S)
+    for share, gamma, tau, pi, cross in zip(law.weights, law.gamma, law.tau, law.pi, law.cross, strict=True):
+        response = np.linalg.inv(0.01 * np.eye(r) + np.einsum("s,sab->ab", gamma, V))
+        factors = np.block([[np.outer(gamma, gamma) * pi, gamma[:, None] * cross[2:, 0]],
+                            [(gamma[:, None] * cross[2:, 0]).T, tau[2:, 2:]]]).reshape(2, S, 2, S)  # fmt: skip
+        to_theta += share * np.einsum("jsku,ab->sajubk", factors, response)
+        to_m += share * np.einsum("lk,ab->lakb", tau[:2, :2], response)
+        rho += share * gamma * pi[0, 0]
+    spread = np.zeros((S, r, 2, S, r, 2))
+    for s in range(S):
+        spread[s, :, 0, s, :, 0] = V[s] / rho[s]
+    expected = [np.linalg.eigvals(P @ M).real.max() for P, M in (
+        (to_theta.reshape(8, 8), alpha * gy + spread.reshape(8, 8)), (to_m.reshape(4, 4), alpha * g))]  # fmt: skip
+    growths = observables.growths(model, jnp.asarray(alpha), hats, sums)
+    np.testing.assert_allclose(growths, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "tokens", "share"), [(1, [1, 1], 0.3), (2, [0, 1], 0.2)])
+def test_moments_of_growths_of_one_kind_of_sentences(kind, tokens, share):
+    """The sums of a kind are those of its tokens, added up by class, with the share of the kind in the weights."""
+    rng, N, base = np.random.default_rng(2), 5, Classes()
+    law = base.law()
+    model = base.condition_on(jnp.eye(3)[kind])
+    q, V, theta = np.array([0.9, 1.3]), np.array([2.0, 3.0]), np.array([0.1, -0.2])
+    m = rng.standard_normal(4)
+    x = ta.Overlaps(*(jnp.asarray(a).reshape(2, 1, 1) for a in (q, V, theta)), jnp.asarray(m)[:, None])
+    student, z, teacher = (jnp.asarray(a) for a in rng.standard_normal((3, 2, 1, N)))
+    weight = jnp.asarray(rng.random(N))
+    points = Points(student, teacher, weight, z, weight > 0, weight, Jumps(weight, z))
+    sums = observables.growth_moments(model, x, points)
+    weights, gamma = np.asarray(law.weights), np.asarray(law.gamma)
+    rho = np.einsum("n,ns,n->s", weights, gamma, law.pi[:, 0, 0])
+    mean = np.einsum("n,ns->s", weights, law.cross[:, 2:, 0])  # of the teacher's fields
+    assert np.all(np.abs(mean) > 0.01)
+    m_tokens, rho, q, V, theta = m[:2] + m[2:][tokens], *(a[tokens] for a in (rho, q, V, theta))
+    root = np.sqrt(q - theta**2 / rho)
+    u = np.asarray(teacher)[:, 0] / np.sqrt(rho)[:, None]  # rho^{-1} (y - mean)
+    h = m_tokens[:, None] + theta[:, None] * u + root[:, None] * np.asarray(student)[:, 0]
+    g, score = (np.asarray(z)[:, 0] - h) / V[:, None], np.asarray(student)[:, 0] / root[:, None]
+    w = share * np.asarray(weight)
+    np.testing.assert_allclose(sums["g_score"], (w * g) @ score.T, rtol=1e-9)
+    factors = np.stack([u, np.ones_like(u)], 1)  # of theta, and of the overlap with the mean of the class
+    classes = np.eye(2)[tokens]
+    gy, score_y = (np.einsum("ls,ljN->sjN", classes, a[:, None] * factors).reshape(4, N) for a in (g, score))
+    np.testing.assert_allclose(sums["gy_score"], (w * gy) @ score_y.T, rtol=1e-9)
+
+
+@pytest.mark.parametrize("degenerate", [False, True])
+def test_the_largest_eigenvalue_of_a_product(degenerate):
+    """P S has the derivative l (dP S + P dS) r; directions in the null space of P do not count."""
+    rng = np.random.default_rng(3)
+    root, S, dP, dS = rng.standard_normal((4, 3, 3))
+    root = root * (np.array([1.0, 1.0, 0.0]) if degenerate else 1.0)
+    P, S, dP, dS = root @ root.T, S + S.T, root @ (dP + dP.T) @ root.T, dS + dS.T
+
+    def exact(t):
+        return np.linalg.eigvals((P + t * dP) @ (S + t * dS)).real.max()
+
+    fn = observables.largest_eigenvalue
+    value, slope = jax.jvp(lambda t: fn(P + t * dP, S + t * dS), (0.0,), (1.0,))
+    np.testing.assert_allclose(value, exact(0.0), rtol=1e-9)
+    np.testing.assert_allclose(slope, (exact(1e-5) - exact(-1e-5)) / 2e-5, rtol=1e-5)
+    skew = np.array([[0, 1.0, 0], [-1.0, 0, 0], [0, 0, 0]])
+    np.testing.assert_allclose(fn(jnp.asarray(P), jnp.asarray(S + skew)), value, rtol=1e-9)  # the symmetric part counts
+    negative = -np.eye(3)
+    assert float(fn(jnp.asarray(np.diag([1.0, 2.0, 0.0])), jnp.asarray(negative))) == pytest.approx(-1.0)
+    assert float(fn(jnp.eye(3), jnp.zeros((3, 3)))) == 0
+
+
+def test_a_gap_and_a_target_are_asked_for(model, nodes):
+    class WithoutTarget(ta.DotProduct):
+        target = ta.Model.target
+
+    with pytest.raises(ta.InputError, match="model must have a method `target"):
+        gen_error_linear(WithoutTarget(), nodes)
+    assert np.isnan(gen_error_linear_in(WithoutTarget(), nodes.replicate(0)))
+    for gap in (0.0, -1.0):
+        with pytest.raises(ta.InputError, match="gap must be positive"):
+            second_minimum_share(model, state(CASES[0]), nodes, gap)
