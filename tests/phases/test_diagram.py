@@ -10,6 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
+from tiedattn_jax.phases import diagram as reading
 from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.questions import numbers_of_states
 
@@ -346,3 +347,45 @@ def test_a_table_is_a_data_frame():
     rows = known_diagram().table()
     assert len({tuple(row) for row in rows}) == 1 and len(rows) == 30
     assert all(np.ndim(value) == 0 for row in rows for value in row.values())
+
+
+def test_curves_need_some_cells():
+    """A spline needs four values, or two with their slopes; values that are not finite are left out."""
+    x = np.linspace(0.0, 2.0, 5)
+    values, rates = x**3 - x, 3 * x**2 - 1
+    for count in (1, 2, 3, 4, 5):
+        known = np.where(np.arange(5) < count, values, np.nan)
+        plain, sloped = reading._spline(x, known), reading._spline(x, known, rates)
+        assert (plain is None) == (count < 4) and (sloped is None) == (count < 2)
+        for spline in (plain, sloped):
+            if spline is not None and count > 3:
+                np.testing.assert_allclose([spline(0.7), spline(0.7, 1)], [0.7**3 - 0.7, 3 * 0.49 - 1], rtol=1e-9)
+    np.testing.assert_allclose(reading._rise(reading._spline(x, values)), 1.0)
+    assert np.isnan(reading._rise(None)) and np.isnan(reading._rise(reading._spline(x, -1 - x)))
+    assert np.isnan(reading._rise(reading._spline(x, 1 - x)))  # it falls there
+
+
+def test_curves_need_alpha_as_an_axis():
+    diagram = known_diagram()
+    other = made.diagram(("sigma", ALPHA), diagram.y, made.cells_of(diagram), {})
+    for ask in (other.alpha_c, other.alpha_l):
+        with pytest.raises(
+            ta.InputError, match=r"alpha must be one of the axes for curves in alpha, got axes=\('sigma'"
+        ):
+            ask()
+    assert "alpha_c" not in other.to_dict() and "alpha_c" not in other.summary()
+    assert "alpha_c" in diagram.to_dict() and "alpha_c" in diagram.summary()
+
+
+def test_a_page_of_a_diagram_is_an_html_file(tmp_path):
+    diagram = known_diagram()
+    for name in ("diagram.html", "diagram.htm"):
+        diagram.to_html(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(ta.InputError, match=r"path must be that of an \.html file"):
+        diagram.to_html(tmp_path / "diagram.txt")
+    with pytest.raises(ta.InputError, match="path must be a file that can be written"):
+        diagram.to_html(tmp_path / "diagram.html" / "inside.html")
+    batch = jax.tree.map(lambda a: np.stack([a, a]), diagram)
+    with pytest.raises(ta.InputError, match="diagram must be one diagram, got a batch with states of shape"):
+        batch.to_html(tmp_path / "batch.html")

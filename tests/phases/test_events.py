@@ -634,3 +634,41 @@ def test_without_alpha_c_there_is_no_alpha_l(model, lines, monkeypatch):
         ta.Status.absent,
         ["alpha_c", "semantic baseline"],
     )
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        (Secant(2.0, -0.5, 0.1, 1.0, 4.0, 1.0, 0.1), 2.2),  # the step is longer than the reach
+        (Secant(2.0, 0.5, 0.1, 1.0, 4.0, 1.0, 0.1), 1.8),
+        (Secant(2.0, -0.5, 0.1, 0.0, np.inf, 1.0, 0.1), 2.2),
+        (Secant(2.0, -0.5, 0.1, 0.0, np.inf, 1.0), 2.4),  # a fifth without a bracket
+        (Secant(2.0, -0.5, 0.1, 0.0, 4.0, 1.0), 2.4),  # one end is no bracket
+        (Secant(2.0, -0.5, 0.1, 1.0, np.inf, 1.0), 2.4),
+        (Secant(2.0, -0.5, np.nan, 0.0, 4.0, 1.0), 2.04),
+        (Secant(2.0, -0.5, np.nan, 1.0, 9.0, 1.0), 3.0),
+        (Secant(2.0, -0.5, -0.5, 1.0, 9.0, -1.0), 1.5),  # a falling number; 1 is no place inside of the bracket
+        (Secant(2.0, -0.1, -0.5, 1.0, 9.0, -1.0), 1.8),
+        (Secant(2.0, np.nan, 1.0, 1.0, 9.0, 1.0), 3.0),  # the number is not known
+    ],
+)
+def test_where_a_search_looks_next(search, expected):
+    np.testing.assert_allclose(search.next(), expected, rtol=1e-12)
+
+
+def test_how_a_search_begins():
+    for slope, rising in ((-2.0, -1.0), (0.5, 1.0), (0.0, 1.0), (np.nan, 1.0)):
+        search = Secant.begin(2, slope, 1, 4, 0.3)
+        assert (search.x, search.low, search.high, search.rising, search.reach) == (2.0, 1.0, 4.0, rising, 0.3)
+        assert np.isnan(search.value) and np.isinf(Secant.begin(2, slope, 1, 4).reach)
+    assert np.isnan(Secant(2.0, 0.5, 0.0, 1.0, 4.0, 1.0).step)
+    assert Secant(2.0, 0.5, 0.25, 1.0, 4.0, 1.0).step == -2.0
+
+
+@pytest.mark.parametrize(("zero", "inside"), [(0.1002, True), (0.10005, False), (3.99, True), (3.9985, False)])
+def test_a_zero_at_the_end_of_a_bracket_is_none(zero, inside):
+    """A zero within a thousandth of an end of the bracket may lie beyond it."""
+    path = zero_between(lambda a, k: made.finished_path((a - zero, k + 1)), 0.1, 4.0, 0, 1e-9)
+    root, evaluations, converged = run_one(path)
+    assert converged == inside and evaluations <= 40
+    np.testing.assert_allclose(root, zero, rtol=2e-3)

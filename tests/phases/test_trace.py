@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import made
 import numpy as np
 import pytest
@@ -240,3 +241,55 @@ def test_where_small_starts_separate_is_a_boundary():
     np.testing.assert_allclose(np.mean(teacher.slope), step, rtol=0.02)
     with pytest.raises(ta.InputError, match="without kinks"):
         ta.sweep(ta.ReLUAttention(), "encodings separate", omega=omegas)
+
+
+OMEGA = np.array([0.3, 0.32, 0.35, 0.36, 0.4])
+
+
+def parabola(v):
+    return 1 + 2 * v + 30 * v**2
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_next_point_is_extrapolated(monkeypatch, model, lines, semantic_states, exact):
+    """The last three points predict the next one by a parabola; one point does by its slope, if that is known.
+
+    A point that is not found from its prediction is searched for at alphas around the last one.
+    """
+    guesses, searches = [], []
+
+    def search(event, family, guess, *, exact):
+        value = float(family.model.omega)
+        guesses.append((value, float(guess.at), float(guess.slope), exact, family.settings))
+        found = not (value == 0.36 and len([g for g in guesses if g[0] == 0.36]) == 1)
+        alpha, rates, slopes = np.array(parabola(value)), None, np.full(4, np.nan)
+        if exact:  # d alpha / d omega is minus the rate over the slope
+            rates, slopes = jax.tree.map(lambda a: np.zeros((4, *np.shape(a))), model), np.full(4, 2.0)
+            rates = eqx.tree_at(lambda m: m.omega, rates, np.full(4, -2.0 * (2 + 60 * value)))
+        return made.finished_path(Zero(alpha, (semantic_states,), np.zeros(4), rates, slopes, 7.0, found))
+
+    def around(event, family, alphas):
+        searches.append(alphas)
+        return made.finished_path(Guess(5.0, guess.overlaps))
+
+    monkeypatch.setattr(tracing, "event_path", search)
+    monkeypatch.setattr(tracing, "guess_among", around)
+    guess = Guess(4.0, (BRANCHES["semantic"].start(model),))
+    table = ta.sweep(
+        model, "semantic instability", omega=OMEGA, nodes=lines, follow=True, start=guess, sensitivities=exact
+    )
+    np.testing.assert_allclose(table.alpha, parabola(OMEGA), rtol=1e-12)
+    slope = 2 + 60 * OMEGA[0]
+    second = parabola(0.3) + 0.02 * slope if exact else parabola(0.3)
+    third = parabola(0.32) + 0.03 * (parabola(0.32) - parabola(0.3)) / 0.02
+    expected = [4.0, second, third, parabola(0.36), 5.0, parabola(0.4)]
+    np.testing.assert_allclose([at for _, at, *_ in guesses], expected, rtol=1e-9)
+    assert [value for value, *_ in guesses] == [0.3, 0.32, 0.35, 0.36, 0.36, 0.4]
+    assert [s for _, _, s, *_ in guesses[1:4]] == [7.0] * 3 and {e for *_, e, _ in guesses} == {exact}
+    np.testing.assert_allclose(searches, [parabola(0.35) * np.geomspace(1.8, 0.4, 9)], rtol=1e-12)
+    settings = guesses[0][-1]
+    assert (float(settings.tol), int(settings.warm_steps), int(settings.max_steps)) == (
+        1e-4, 20, int(ta.Settings().max_steps),
+    )  # fmt: skip
+    assert table.exact.all() == exact
+    np.testing.assert_allclose(table.slope, 2 + 60 * OMEGA, rtol=1e-6)
