@@ -17,7 +17,7 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import locate, transitions
-from tiedattn_jax.phases.events import EVENTS, as_event, baseline_branch
+from tiedattn_jax.phases.events import EVENTS, as_event, baseline_branch, rs_shift
 from tiedattn_jax.phases.locate import (
     Family,
     Guess,
@@ -672,3 +672,26 @@ def test_a_zero_at_the_end_of_a_bracket_is_none(zero, inside):
     root, evaluations, converged = run_one(path)
     assert converged == inside and evaluations <= 40
     np.testing.assert_allclose(root, zero, rtol=2e-3)
+
+
+def test_the_shift_by_replica_symmetry_breaking(model):
+    """It is minus the difference of the elevations over that of the slopes of the losses, where both states exist."""
+    elevations = np.array([[4e-6, 5e-6, 6e-6, 9.0], [1e-6, 1e-6, 3e-6, 1.0]])
+    slopes, statuses = np.array([[3e-3, 2e-3, 4e-3, 1.0], [1e-3, 1e-3, 1e-3, 2.0]]), ([0, 0, 1, 0], [0, 1, 0, 6])
+    pair = []
+    for rs_error, slope, status, branch in zip(elevations, slopes, statuses, PAIR, strict=True):
+        states = made.states(model, rs_error=rs_error, status=status)
+        states = eqx.tree_at(lambda s: s.train_loss_partials[1], states, jnp.asarray(slope))
+        pair.append(ta.results.FixedPoint(model, jnp.asarray(1.25), states, branch))
+    shifts = np.array([-1.5e-3, -4e-3, -1e-3, np.nan])
+    shift = rs_shift(*pair)
+    np.testing.assert_allclose([shift.value, shift.stderr], [np.nanmean(shifts), error_bar(shifts)], rtol=1e-9)
+    number = ta.results.Quantity(jnp.asarray(1.25), jnp.asarray(0.01), jnp.array(0))
+    found = as_event(number, "alpha_c", tuple(pair))
+    np.testing.assert_allclose(found.rs_shift.value, shift.value)
+    assert np.isnan(found.ended_at) and found.note == "" and found.name == "alpha" and found.event == "alpha_c"
+    assert found.meaning == EVENTS["alpha_c"].meaning
+    for event, states in (("alpha_l", tuple(pair)), ("semantic baseline", tuple(pair[1:])), ("alpha_c", ())):
+        assert "rs_shift" not in as_event(number, event, states).further
+    lost = as_event(eqx.tree_at(lambda n: n.value, number, jnp.asarray(jnp.nan)), "alpha_c", tuple(pair))
+    assert float(lost.ended_at) == 1.25 and "rs_shift" not in lost.further and lost.note.startswith("the losses do not")

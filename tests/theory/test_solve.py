@@ -12,7 +12,7 @@ from made import numbers_of
 import tiedattn_jax as ta
 from tiedattn_jax.averages.recipes import default_recipe
 from tiedattn_jax.base.arrays import indexed
-from tiedattn_jax.base.results import Status
+from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, admissible
 from tiedattn_jax.theory import solve as solving
 from tiedattn_jax.theory.engine import run_one
@@ -389,3 +389,37 @@ def test_lanes_of_a_batch_are_as_each_alone(model, nodes):
         np.testing.assert_array_equal(batch.status[k], single.status)
         np.testing.assert_allclose(batch.overlaps.q[k], single.overlaps.q, rtol=1e-9)
     assert batch.status.ravel().tolist()[0] <= Status.stalled
+
+
+def test_a_revived_start(model):
+    """Its teacher explains .8 of the vanished student, its response is half as large, and m scales with the student."""
+    for layer, branch in ((model, "semantic"), (model, "positional"), (ta.DotProduct(rank=2, teacher=np.eye(2)), None)):
+        start = solving.branch_start(layer, branch)
+        vanished = dataclasses.replace(start, q=0.09 * start.q, V=3 * start.V, theta=0 * start.theta, m=0 * start.m)
+        revived = solving.revived(layer, start, vanished)
+        np.testing.assert_allclose([revived.q, revived.V], [0.09 * start.q, 1.5 * start.V], rtol=1e-12)
+        np.testing.assert_allclose(revived.m, 0.3 * start.m, rtol=1e-12)
+        shares = [
+            np.linalg.eigvals(np.linalg.solve(q, theta @ np.linalg.solve(rho, theta.T))).real.max()
+            for q, theta, rho in zip(revived.q, np.asarray(revived.theta), np.asarray(layer.rho), strict=True)
+        ]
+        np.testing.assert_allclose(np.max(shares), 0.0 if branch == "positional" else 0.8, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("q", "V", "theta", "error"), [(0.0, 0.2, 0.1, 0.2), (0.3, 0.2, 0.1, 0.3), (0.1, 0.2, 0.4, 0.4)]
+)
+def test_the_largest_relative_error(model, q, V, theta, error):
+    """It is over the entries of all order parameters and the training loss; zeros have none."""
+    scatter = np.array([1.0, -1.0, 1.0, -1.0])
+    unit = float(error_bar(scatter))
+    states = made.states(model)
+    for name, size in (("q", q), ("V", V), ("theta", theta)):
+        moved = getattr(states.overlaps, name) * (1 + jnp.asarray(size / unit * scatter)[:, None, None, None])
+        states = eqx.tree_at(lambda s, name=name: getattr(s.overlaps, name), states, moved)
+    point = ta.results.FixedPoint(model, jnp.asarray(2.0), states, "semantic")
+    np.testing.assert_allclose(solving._relative_error(point), error, rtol=1e-9)
+    loss = eqx.tree_at(lambda p: p.replicates.train_loss, point, 3e-3 * (1 + jnp.asarray(0.5 / unit * scatter)))
+    np.testing.assert_allclose(solving._relative_error(loss), 0.5, rtol=1e-9)
+    failed = eqx.tree_at(lambda p: p.replicates.status, point, jnp.full(4, 2))
+    assert np.isinf(solving._relative_error(failed))

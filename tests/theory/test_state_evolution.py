@@ -132,3 +132,21 @@ def test_bad_input(setting):
         arguments = {"alpha": 2.0, "start": start_of(), "steps": 2} | change
         with pytest.raises(ta.InputError, match=message):
             ta.state_evolution(model, nodes=nodes, **arguments)
+
+
+def test_the_defaults(setting, monkeypatch):
+    """By default there are 30 iterations, in which all order parameters are free."""
+    model, nodes = setting
+    calls = []
+
+    def iterates(model, alpha, rule, start, free, steps):
+        calls.append((rule, start, free, steps))
+        raise InterruptedError
+
+    monkeypatch.setattr(state_evolution, "_iterates", iterates)
+    for options in ({}, {"steps": 30, "branch": None}, {"steps": 1, "branch": "semantic"}):
+        with pytest.raises(InterruptedError):
+            ta.state_evolution(model, 2.0, start_of(), nodes=nodes, **options)
+    assert [steps for *_, steps in calls] == [30, 30, 1] and all(rule is nodes for rule, *_ in calls)
+    assert [free.tolist() for _, _, free, _ in calls] == [[1, 1], [1, 1], [1, 0]]
+    assert np.any(calls[0][1].m) and not np.any(calls[2][1].m)
