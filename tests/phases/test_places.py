@@ -128,6 +128,10 @@ def test_a_walk_of_few_states(count):
         assert (place.kind, place.x) == ("upper end", X[2 + count])
         np.testing.assert_allclose(place.curvature, place.error * 0.25**2, rtol=1e-9)
     np.testing.assert_allclose(place.error, np.exp(line(place.x)), rtol=1e-12)
+    if count == 4:  # a spline through four points is a cubic function
+        (cubic,) = places_of([walk(CUBIC, known=slice(1, 5))])
+        slope, second = CUBIC.deriv()(cubic.x), CUBIC.deriv(2)(cubic.x)
+        np.testing.assert_allclose(cubic.curvature, cubic.error * (second + slope**2), rtol=1e-9)
     bent = Polynomial.fromroots([-5.0, -5.0])  # the second derivative at the ends of a natural spline is zero
     if count == 3:
         (natural,) = places_of([walk(bent, known=slice(3, 6))])
@@ -146,6 +150,9 @@ def test_where_the_global_minimum_changes():
     cut = walk(Polynomial([0.0, -0.1]), lambda x: 0 * x - 1.0, known=slice(0, 4))
     low, high = sorted(places_of([first, cut]), key=lambda place: place.low)
     assert (low.branch, low.high, high.low) == (1, -5.5, -5.5)
+    single = walk(Polynomial([0.0, -0.1]), lambda x: 0 * x - 1.0, known=slice(0, 1))
+    low, high = sorted(places_of([first, single]), key=lambda place: place.low)
+    assert (low.branch, low.high, high.low, low.crossings) == (1, -8.5, -8.5, (-8.5,))
     nothing = walk(CUBIC, known=slice(0, 0))
     assert places_of([nothing, nothing]) == []
     gap = walk(CUBIC, known=slice(0, 3))
