@@ -174,9 +174,9 @@ def _tolerance(relative: float, a: Array) -> float:
     return max(relative, _ROUNDING * float(jnp.finfo(a.dtype).eps))
 
 
-def _relative(change: Float[Array, "d d"], S: Float[Array, "d d"]) -> Float[Array, ""]:
-    """Return the length of a change over that of the matrix; zero if both vanish."""
-    return jnp.linalg.norm(change) / jnp.maximum(jnp.linalg.norm(S), jnp.finfo(S.dtype).tiny)
+def _relative(change: Float[Array, "a b"], value: Float[Array, "a b"]) -> Float[Array, ""]:
+    """Return the length of a change over that of the value; zero if both vanish."""
+    return jnp.linalg.norm(change) / jnp.maximum(jnp.linalg.norm(value), jnp.finfo(value.dtype).tiny)
 
 
 def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
@@ -380,7 +380,7 @@ def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: in
         w = coordinates(scores(data.x, S)) - V * g
         h = prox(layer, w, y, V, none)
         new = response(layer, h, y, V, none)
-        g = damping * g + (1 - damping) * new.gradient
+        before, g = g, damping * g + (1 - damping) * new.gradient
         Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * new.information
         (pull,) = adjoint(g)
         values, vectors = jnp.linalg.eigh((pull + pull.T) / (2 * d) + Lam * S)
@@ -389,7 +389,8 @@ def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: in
         gap = values[:, None] - values
         slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
         V = damping * V + (1 - damping) * (jnp.sum(jnp.triu(slope)) / d**2 / Lam)
-        change = _relative(after - S, after)
+        # The matrix may stay empty while damped messages grow.
+        change = jnp.where(jnp.any(after != 0), _relative(after - S, after), _relative(g - before, g))
         return after, V, g, Lam, change, count + 1
 
     one = jnp.ones((), data.x.dtype)
