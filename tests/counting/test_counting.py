@@ -314,6 +314,8 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, keys, frozen, tm
     for call, message in [
         (lambda: task.train(keys, data, PAIR[::-1], **options), "mechanism=.'semantic', 'positional'. instead of"),
         (lambda: task.train(keys, data, PAIR, **(options | {"width": 6})), "width=8 instead of 6"),
+        (lambda: task.train(keys, data, PAIR, **(options | {"hidden": 12})), "hidden=16 instead of 12"),
+        (lambda: task.train(keys, data, PAIR, **(options | {"batch": 16})), "batch=32 instead of 16"),
         (lambda: task.train(keys, data, PAIR, **(options | {"rate": 0.1})), "rate=0.001 instead of 0.1"),
         (lambda: task.train(keys[::-1], data, PAIR, **options), "keys="),
         (lambda: task.train(keys, reversed_data, PAIR, **options), "data="),

@@ -39,7 +39,7 @@ def test_the_state_has_content_above_the_onset_only():
     model = layer(tau=0.3, loss="cross_entropy", omega=0.4, mixing=MIXING, encodings="long")
     alpha = float(ta.critical_alpha(model).alpha)
     below, above = (ta.solve(model, factor * alpha) for factor in (0.98, 1.4))
-    assert float(below.q) == float(below.share) == float(below.largest) == 0
+    assert float(below.q) == float(below.share) == float(below.largest) == float(below.trace) == 0
     np.testing.assert_allclose(below.distance, model.teacher.rho)
     np.testing.assert_allclose([above.share, above.q, above.trace], [0.0422, 0.00139, 0.00638], rtol=5e-3)
 
@@ -103,6 +103,13 @@ def test_the_optimal_learner_in_its_own_numbers(teacher):
 def test_the_optimal_learner_knows_the_teacher_from_the_threshold_on():
     known = ta.bayes(layer(), 0.19)
     assert float(known.distance) == float(known.noise) == 0
+    at_threshold = ta.bayes(layer(), 0.1875)
+    assert float(at_threshold.distance) == float(at_threshold.noise) == 0
+    title, *rows = str(known).splitlines()
+    assert title == "Bayes-optimal wide layer at alpha = 0.19: converged"
+    assert [row.split()[:3] for row in rows] == [
+        ["distance", "0", "||<S>"], ["q", "1.5", "overlap"], ["perfect_alpha", "0.1875", "from"],
+    ]  # fmt: skip
     noisy = ta.bayes(layer(noise=0.1), 5.0)
     assert 0 < float(noisy.distance) < 0.05
     assert np.isinf(noisy.perfect_alpha)

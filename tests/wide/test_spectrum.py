@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.wide.spectrum import Eigenvalues, Wishart, convolution, prior, stability
 
 LAWS = {
@@ -103,3 +104,57 @@ def test_the_closed_form_agrees_with_its_quantiles():
 def test_a_share_of_the_eigenvalues_lies_above_its_quantile(share):
     curve = convolution(Wishart(0.5), jnp.asarray(0.3), jnp.asarray(0.01))
     np.testing.assert_allclose(jnp.sum(curve.nodes(curve.quantile(jnp.asarray(share))).weight), share, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "kappa, islands",
+    [
+        (0.25, [[0, 0], [1, 9]]),
+        (1.0, [[0, 0], [0, 8]]),
+        (2.25, [[1 / 3, 1 / 3], [1 / 3, 25 / 3]]),
+        (4.0, [[1, 1], [1, 9]]),
+    ],
+)
+def test_islands_of_a_wishart_matrix(kappa, islands):
+    """The zeros of a thin matrix are an island of their own."""
+    np.testing.assert_allclose(Wishart(kappa).islands(jnp.asarray(2.0)), islands, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("law", [Wishart(0.5), Wishart(2.0)])
+def test_every_eigenvalue_stands_for_the_middle_of_its_share(law):
+    np.testing.assert_allclose(law.eigenvalues(3), law.eigenvalues(9)[1::3], rtol=1e-12)
+    atoms = Eigenvalues([3.0, 1.0, 2.0])
+    assert atoms.eigenvalues(2).tolist() == [1, 3] and atoms.eigenvalues(6).tolist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_few_islands_have_many_nodes_each():
+    for count, nodes in ((4, 400), (5, 120)):
+        curve = convolution(Eigenvalues(np.arange(1.0, count + 1)), jnp.asarray(1.0), jnp.asarray(1e-3))
+        assert curve.nodes().u.shape == (nodes,)
+
+
+def test_laws_print_what_they_are():
+    assert str(Wishart(0.5)) == "Wishart matrix of width 0.5 d"
+    assert str(Eigenvalues([2.5, 0.25, 1.0])) == "3 eigenvalues from 0.25 to 2.5"
+
+
+def test_one_eigenvalue_is_a_law():
+    law = Eigenvalues([0.5])
+    assert [float(number) for number in (law.trace, law.rho, law.zeros)] == [0.5, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    "values, sentence",
+    [
+        ([], "eigenvalues must be a vector of at least one number, got eigenvalues=[0]"),
+        ([[1.0, 2.0]], "eigenvalues must be a vector of at least one number, got eigenvalues=[1, 2]"),
+        (1.0, "eigenvalues must be a vector of at least one number, got eigenvalues=[]"),
+        ([1.0, -1e-9], "eigenvalues must be finite and at least zero"),
+        ([1.0, np.inf], "eigenvalues must be finite and at least zero"),
+        ([0.0, 0.0], "eigenvalues must be positive for at least one"),
+    ],
+)
+def test_bad_eigenvalues(unchecked, values, sentence):
+    with pytest.raises(InputError) as error:
+        Eigenvalues(values)
+    assert str(error.value).startswith(sentence)

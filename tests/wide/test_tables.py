@@ -86,6 +86,51 @@ def test_directions_of_position(shift, directions):
     assert learned_positions(Namespace(offset=model.coordinates(jnp.array(shift)), model=model)) == directions
 
 
+@pytest.mark.parametrize("shift, is_learned", [(2.7e-6, True), (2.2e-6, False)])
+def test_a_small_shift_counts_from_a_millionth_of_the_scores_on(shift, is_learned):
+    """Half of the shift of one token lies along the direction; the scores are sqrt(1.5) large."""
+    model = layer(encodings="long", mixing=MIXING)
+    offset = model.coordinates(jnp.array([[shift, 0.0], [0.0, 0.0]]))
+    assert learned_positions(Namespace(offset=offset, model=model)) == is_learned
+
+
+def cell(q=0.3, position=0.4, ok=True, encodings="long"):
+    """A made-up state, with what its row in a table needs."""
+    model = layer(encodings=encodings, mixing=MIXING)
+    shift = jnp.array([[position, 0.0], [0.0, 0.0]])
+    offset = model.coordinates(shift) if encodings else jnp.zeros(0)
+    numbers = {"q": q}, {"q": 0.01}
+    return Namespace(
+        model=model, offset=offset, replicates=Namespace(offset=jnp.stack([offset, offset])), q=jnp.asarray(q), ok=ok,
+        numbers=lambda: numbers, alpha=jnp.asarray(0.7),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "q, position, region",
+    [
+        (0.0, 0.0, "no attention to content"),
+        (0.3, 0.0, "content"),
+        (0.0, 0.4, "position, no attention to content"),
+        (0.3, 0.4, "content and position"),
+    ],
+)
+def test_what_a_state_has_learned(q, position, region):
+    assert tables.region_of(cell(q, position)) == region
+    assert tables.region_of(cell(q, encodings=None)) == ("content" if q else "no attention to content")
+
+
+def test_the_row_of_a_state():
+    row = tables._state(cell(), "state")
+    assert {name: row[name] for name in ("alpha", "region", "q")} == {
+        "alpha": (pytest.approx(0.7), None), "region": ("content and position", None), "q": (0.3, 0.01),
+    }  # fmt: skip
+    np.testing.assert_allclose(row["position"], [0.2, 0.0], atol=1e-12)
+    failed = tables._state(cell(ok=False), "state")
+    assert failed["region"] == ("", None) and np.isnan([failed["q"], failed["position"]]).all()
+    assert "position" not in tables._state(cell(encodings=None), "state")
+
+
 @pytest.mark.long
 def test_regions_with_encodings():
     """Position is learned below the onset of content, too, unless the target asks tokens to prefer each other."""
@@ -151,6 +196,46 @@ def test_instances_without_theory():
         np.testing.assert_allclose(error, held.value)
 
 
+def test_instances_are_put_beside_the_theory_of_their_eigenvalues(monkeypatch):
+    """The theory is solved once, by default, for the eigenvalues that the sentences have."""
+    names, asked, calls = list(tables.WideNumbers.__dataclass_fields__), [], []
+
+    def solved(model, alpha, *, nodes):
+        asked.append((model.teacher.values, alpha, nodes))
+        mean, stderr = (Namespace(**dict.fromkeys(names, jnp.asarray(number))) for number in (0.5, 0.1))
+        return Namespace(mean=mean, stderr=stderr, status=2, offset=jnp.zeros(0), q=jnp.asarray(0.5))
+
+    monkeypatch.setattr(tables, "solve_wide", solved)
+    model, one = layer(tau=0.3), jax.random.split(jax.random.key(1), 1)
+    table = ta.run_instances(
+        model, 10, 1.0, lambda data, key: ta.train(model, data, steps=2), one, nodes=7, sentences=256,
+        progress=lambda *step: calls.append(step),
+    )  # fmt: skip
+    ((values, alpha, nodes),) = asked
+    assert (alpha, nodes, calls) == (1.0, 7, [(0, 1), (1, 1)])
+    np.testing.assert_array_equal(values, np.sort(model.teacher.eigenvalues(10)))
+    (row,) = table.table()
+    assert row["branch"] == "content" and row["iterations"] == 2 and table.cells[0].theory_status == 2
+    assert [row[f"theory.{name}"] for name in names] == [0.5] * 8 and row["theory.q_stderr"] == pytest.approx(0.1)
+    assert "simulation" in str(table) and str(table).startswith("1 instances: max steps")
+
+
+@pytest.mark.parametrize("status, reason", [(0, ""), (2, ""), (3, "the run failed: left domain")])
+def test_a_run_out_of_steps_counts(status, reason):
+    none = tables.WideNumbers(*[jnp.zeros(())] * 8)
+    assert tables.WideInstance(none, none, none, "", status, 6, 1).reason == reason
+
+
+def test_one_instance_has_a_page():
+    model, one = layer(tau=0.3), jax.random.split(jax.random.key(1), 1)
+    run = ta.run_instances(
+        model, 10, 1.0, lambda data, key: ta.train(model, data, steps=2), one, theory=False, sentences=256
+    )
+    title, *rows = str(run).splitlines()
+    assert title == "1 instances: max steps"
+    assert [row.split()[0] for row in rows] == list(tables.WideNumbers.__dataclass_fields__)
+
+
 def test_error_on_sentences_that_training_has_not_seen():
     """The mean and its error bar are those of all fresh sentences, and of the sentences of the data without a key."""
     model = layer(encodings="long", mixing=MIXING, omega=0.4)
@@ -198,6 +283,7 @@ def test_all_cells_share_the_nodes_of_the_finest(monkeypatch):
     [
         (lambda m: ta.sweep(m, "semantic", alpha=1.0), "question must be one of state, regions, bayes, alpha_c"),
         (lambda m: ta.sweep(m, "state", tau=[0.1]), "alpha must be given"),
+        (lambda m: ta.sweep(m, "bayes", noise=[0.1]), "alpha must be given"),
         (lambda m: ta.sweep(m, "alpha_c", alpha=[0.1]), "alpha must be left out"),
         (lambda m: ta.sweep(m, "state", alpha=1.0, lam=[0.1]), "lam must name one of alpha, beta, omega, kappa, tau"),
         (lambda m: ta.sweep(m, "state", alpha=1.0, tau=[-0.1, 0.1]), "tau must be positive"),
