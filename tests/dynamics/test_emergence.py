@@ -129,3 +129,57 @@ def test_bad_questions(path):
     ):
         with pytest.raises(ta.InputError, match=message):
             path.time(*arguments)
+
+
+def test_rates_of_the_variances_are_derivatives_in_time(path):
+    """They are differences of the values at three times, up to their third derivatives."""
+    values, rates = path.replicates.fluctuations, path.replicates.rate
+    for name in ("R", "encodings", "teacher"):
+        a = np.asarray(getattr(values, name))
+        middle = (a[:, 2:] - a[:, :-2]) / (2 * float(path.t[1]))
+        np.testing.assert_allclose(np.asarray(getattr(rates, name))[:, 11:-1], middle[:, 10:], rtol=0.01, atol=1e-7)
+
+
+def test_the_page_of_fluctuations(path):
+    """A line for every number at the end."""
+    names = {"size": None, "encodings": None, "teacher": None, "growth_encodings": None, "growth_teacher": None}
+    rows = {row.split()[0]: row.split()[1] for row in str(path).splitlines()[1:6]}
+    assert set(rows) == set(names)
+    for name, text in rows.items():
+        curve = path.mean.R[:, 0, 0] if name == "size" else getattr(path.mean, name)
+        assert float(text.split("(")[0]) == pytest.approx(float(curve[-1]), rel=0.01), name
+
+
+def test_a_rotation_of_two_columns_changes_nothing():
+    """Overlaps of a student of two columns, with a teacher of two, have the same squares after a rotation."""
+    mixing, gram = [[0.6, 0.4], [0.35, 0.65]], np.array([[1.0, 0.3], [0.3, 0.6]])
+    model = ta.DotProduct(omega=0.3, rank=2, teacher=gram, mixing=mixing, encodings=[[1.0, 0.0], [-0.8, 0.3]])
+    nodes, rotation = ta.Sobol(2**9, replicates=1, block=2**9).rule(model), np.array([[0.6, 0.8], [-0.8, 0.6]])
+
+    def path(R):
+        return ta.emergence(model, R, 1.0, 1.0, nodes=nodes, points=2, steps=1).mean
+
+    R = np.array([[0.6, 0.1], [0.1, 0.4]])
+    first, turned = path(R), path(rotation @ R @ rotation.T)
+    np.testing.assert_allclose([first.encodings[0], first.teacher[0]], 2 * np.trace(R), rtol=1e-12)
+    np.testing.assert_allclose(turned.R[-1], rotation @ first.R[-1] @ rotation.T, atol=5e-3)
+    for name in ("encodings", "teacher", "growth_encodings", "growth_teacher"):
+        np.testing.assert_allclose(getattr(turned, name), getattr(first, name), rtol=0.05, atol=2e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("R", [0.0, [[0.5, 0.2], [0.1, 0.5]], [[0.5, 0.6], [0.6, 0.5]], np.ones((1, 2))])
+def test_no_size_of_a_student(R):
+    model = ta.DotProduct() if np.ndim(R) == 0 else ta.DotProduct(rank=2)
+    with pytest.raises(ta.InputError, match="R must be"):
+        ta.emergence(model, R, 1.0, 1.0)
+
+
+def test_shares_of_the_size(path):
+    """A share is below one; the event has its name, and the default is a tenth."""
+    assert path.time("encodings", 10, share=0.999).event == "encodings above 0.999 of tr R"
+    for share in (0.0, 1.0):
+        with pytest.raises(ta.InputError, match="share must be between 0 and 1"):
+            path.time("encodings", 10, share=share)
+    quick, default = path.time("encodings", 1.0, share=0.1), path.time("encodings", 1.0)
+    assert quick.event == default.event
+    np.testing.assert_array_equal(quick.t, default.t)

@@ -11,6 +11,7 @@ from tiedattn_jax.finite.data import Data
 from tiedattn_jax.finite.evaluation import heldout_error, linear_baseline, sentence_losses
 from tiedattn_jax.finite.products import student_fields
 from tiedattn_jax.finite.sampling import realised, sample_data, start
+from tiedattn_jax.model.law import SpectralLaw
 from tiedattn_jax.theory.observables import gen_error, gen_error_linear
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -137,3 +138,48 @@ def test_held_out_sentences_have_noise_of_their_own():
     )
     bar = float(np.hypot(error.stderr, expected.stderr))
     assert abs(float(error.value - expected.value)) < 4 * bar < abs(float(error.value - noiseless.value))
+
+
+@pytest.fixture(scope="module")
+def of_classes():
+    """A model of two classes of tokens of different variance and mean, its sentences, and weights."""
+    means = [[0.0, 1.0], [0.0, -2.0]]
+    shares = {(0, 1): 0.3, (1, 0): 0.7}
+    law = SpectralLaw.of_classes(
+        [0.05, 0.5], shares, encodings=[[1.0, 0.0], [-1.0, 0.0]], means=means, teacher_means=[0.3, -0.6]
+    )
+    model = ta.DotProduct(spectrum=law)
+    data = sample_data(model, 400, 5.0, jax.random.key(0))
+    return model, data, 0.5 * data.teacher + 10 * data.encodings[:1].T + 4 * data.means[:1].T
+
+
+def test_losses_of_kinds_of_sentences(of_classes):
+    """The loss of a sentence is that of its kind: the exact one differs from it by O(1 / sqrt(d))."""
+    model, data, Q = of_classes
+    Z = student_fields(data.x, Q)
+    limit, exact = (np.asarray(sentence_losses(model, data, Z, exact=flag)) for flag in (False, True))
+    for kind in ((0, 1), (1, 0)):
+        of_kind = np.all(data.classes == np.array(kind), 1)
+        assert 500 < np.sum(of_kind) < 1500
+        np.testing.assert_allclose(limit[of_kind].mean(), exact[of_kind].mean(), rtol=0.15)
+    assert abs(np.corrcoef(limit, exact)[0, 1]) > 0.98
+
+
+def test_fresh_sentences_of_classes(of_classes):
+    """Their error is that of sampled sentences, by their fields and by whole sentences."""
+    model, data, Q = of_classes
+    given = heldout_error(model, data, Q)  # these weights have seen none of the data's sentences but for the teacher
+    fields = heldout_error(model, data, Q, jax.random.key(1), sentences=20_000)
+    assert abs(float(fields.value - given.value)) < 4 * float(np.hypot(fields.stderr, given.stderr))
+    assert 0 < float(given.stderr) < 0.03 * float(given.value)
+
+
+def test_two_sentences_will_do(data):
+    """Two sentences give an error bar, and a baseline by cross-validation."""
+    labels = jax.tree.map(lambda a: np.asarray(a)[..., :2], data.labels)
+    two = Data(data.x[:, :2], data.y[:2], data.teacher, data.encodings, data.gamma, labels)
+    model = ta.DotProduct()
+    losses = sentence_losses(model, two, student_fields(two.x, data.teacher))
+    error = heldout_error(model, two, data.teacher)
+    np.testing.assert_allclose([error.value, error.stderr], [losses.mean(), losses.std()], rtol=1e-6)
+    assert linear_baseline(two, ridge=0.1).ok

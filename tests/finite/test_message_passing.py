@@ -89,6 +89,7 @@ def test_history_ends_at_the_result(semantic):
     for history, last in zip(jax.tree.leaves(semantic.history), jax.tree.leaves(semantic.overlaps), strict=True):
         np.testing.assert_array_equal(history[k], last)
         assert np.all(np.isnan(history[k + 1 :])) and np.all(np.isfinite(history[: k + 1]))
+    assert semantic.history.q.shape == (1001, 2, 1, 1) and semantic.residuals.shape == (1000,)
     assert semantic.residuals[k - 1] == semantic.residual and np.all(np.isnan(semantic.residuals[k:]))
 
 
@@ -113,6 +114,8 @@ def test_how_the_damping_is_found():
     np.testing.assert_allclose(updated(initial, 1.2, 1.3, 1.4).share, 0.3 * 1.03**3)  # three small ones
     reduced = updated(initial, 1.2, 1.4, 1.6)
     np.testing.assert_allclose([reduced.share, reduced.ceiling, reduced.lowest], [0.15 * 1.03**2, 0.24 * 1.03**2, 1.6])
+    np.testing.assert_allclose(updated(initial, 0.9, 1.2, 1.4).share, 0.3 * 1.03**3)  # two, after a fall
+    np.testing.assert_allclose(updated(reduced, 1.0).ceiling, reduced.ceiling * 1.002)
     np.testing.assert_allclose(updated(initial, *[0.5] * 60).share, 0.5)
     low = eqx.tree_at(lambda d: d.share, initial, jnp.asarray(0.06))
     np.testing.assert_allclose(updated(low, 1.2, 1.4, 1.6).share, 0.05)
@@ -129,14 +132,20 @@ def test_undamped_runs_diverge_and_say_so(model, data):
     assert 0.5 * float(model.lam) * float(jnp.sum(result.Q**2)) <= bound
 
 
-def test_weights_are_too_large_beyond_the_risks_of_the_start_and_of_zero(model, data, semantic):
+@pytest.mark.parametrize("strength", [0.0, 0.002])
+def test_weights_are_too_large_beyond_the_risks_of_the_start_and_of_zero(model, data, semantic, strength):
+    """Ridge and penalty alone are then larger than the risk at a minimum can be."""
+    if strength:
+        model = ta.DotProduct(lam=model.lam, penalty=ta.L1(strength))
     fields = student_fields(data.x, semantic.Q)
     learner, state = risk_minimiser(model, data, semantic.Q, fields, None, jnp.asarray(True), jnp.asarray(False))
     low, high = (risk(model, data, Q) for Q in (semantic.Q, 0 * semantic.Q))
     ridge = 0.5 * model.lam * jnp.sum(semantic.Q**2)
+    size = strength * jnp.sum(jnp.abs(semantic.Q))
     assert low < high
     for cost, status in (((low + high) / 2, Status.converged), (1.1 * high, Status.left_domain)):
-        trial = eqx.tree_at(lambda s: s.Q, state, semantic.Q * jnp.sqrt(cost / ridge))
+        factor = (jnp.sqrt(size**2 + 4 * ridge * cost) - size) / (2 * ridge)  # ridge factor^2 + size factor = cost
+        trial = eqx.tree_at(lambda s: s.Q, state, factor * semantic.Q)
         assert int(learner.outcome(state, state, trial)[1]) == status
 
 
@@ -156,6 +165,8 @@ def test_the_first_steps_search_for_the_lowest_minimisers(model, data):
     h = Z - V * g
     z = h + V * (g + (result.g - g) / 0.1)
     np.testing.assert_allclose(z, jax.jit(prox)(ProxProblem(model, V, y), h).z, atol=1e-9)
+    undamped = gamp(model, data, weights, tol=1e300, damping=1.0)  # it starts with messages zero
+    np.testing.assert_allclose(V * undamped.g, jax.jit(prox)(ProxProblem(model, V, y), Z).z - Z, atol=1e-9)
     minimisers, _, _ = jax.jit(partial(descend, tol=1e-7))(ProxProblem(model, V, y), Z, h)
     assert 0.01 < float(jnp.mean(jnp.max(jnp.abs(minimisers - z), (0, 1)) > 0.01)) < 0.5
 
