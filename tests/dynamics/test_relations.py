@@ -103,6 +103,17 @@ def test_error_bars_are_the_scatter_over_seeds(kind):
     assert np.all(scatter > 1e-6) and np.all((bars / scatter > 1 / 3) & (bars / scatter < 3)), (bars, scatter)
 
 
-def test_endless_data_have_no_ridge_by_default():
-    for fn in (ta.sgd, ta.emergence, ta.population, ta.landscape):
-        assert inspect.signature(fn).parameters["kappa"].default == 0.0
+DEFAULTS = {
+    "sgd": {"kappa": 0.0, "nodes": None, "points": 101, "steps": None, "progress": None},
+    "emergence": {"kappa": 0.0, "orthogonal": False, "nodes": None, "points": 51, "steps": None, "progress": None},
+    "population": {"kappa": 0.0, "branch": "semantic", "nodes": None},
+    "landscape": {"kappa": 0.0, "size": None, "nodes": None},
+    "small_start": {"nodes": None},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_endless_data_have_no_ridge_by_default(name):
+    """Other arguments have defaults, too."""
+    parameters = inspect.signature(getattr(ta, name)).parameters.values()
+    assert {p.name: p.default for p in parameters if p.default is not p.empty} == DEFAULTS[name]

@@ -8,6 +8,7 @@ import pytest
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import tiedattn_jax as ta
+from tiedattn_jax.dynamics import small_start as module
 
 SHARES = np.array([0.5, 0.5])
 
@@ -226,3 +227,81 @@ def test_teacher_that_overlaps_is_refused():
 def test_bad_input(layer, alpha, problem):
     with pytest.raises(ta.InputError, match=problem):
         ta.small_start(layer, alpha)
+
+
+def sentences(count=5, L=2, t=2, seed=0):
+    """Sentences with random matrices T, normals and weights, and the end of the range of V."""
+    rng = np.random.default_rng(seed)
+    T = rng.standard_normal((count, L, L))
+    T = T + np.swapaxes(T, 1, 2)
+    eigenvalues = np.linalg.eigvalsh(T)
+    weight = rng.uniform(0.5, 1, count)
+    arrays = T, eigenvalues, rng.standard_normal((count, L, t)), weight / weight.sum(), (1 - 1e-12) / eigenvalues.max()
+    return module._Sentences(*map(jnp.asarray, arrays))
+
+
+def test_averages_of_sentences():
+    """They are those of G = T (1 - V T)^-1, sentence by sentence, and g has its slope in V."""
+    data, V = sentences(), 0.1
+    g, encodings, teacher = 0.0, 0.0, 0.0
+    for T, v, weight in zip(data.T, data.normals, data.weight, strict=True):
+        G = np.asarray(T) @ np.linalg.inv(np.eye(2) - V * np.asarray(T))
+        g, encodings = g + weight * np.trace(G), encodings + weight * G
+        teacher = teacher + weight * (v.T @ G @ v - np.trace(G) * np.eye(2))
+    found = module._moments(data, jnp.asarray(V))
+    for a, b in ((found.g, g), (found.encodings, encodings), (found.teacher, teacher)):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+    value, slope = module._g(data, jnp.asarray(V))
+    sides = [float(module._g(data, jnp.asarray(V + s))[0]) for s in (-1e-5, 1e-5)]
+    np.testing.assert_allclose([value, slope], [g, (sides[1] - sides[0]) / 2e-5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("g", [0.7, -0.7, 0.0])
+@pytest.mark.parametrize("atoms", [1, 3])
+def test_the_eigenvalue_of_a_response(atoms, g):
+    """It solves V = sum_a w_a c_a / (zeta - alpha c_a g) above all poles; an atom of eigenvalue zero has no part."""
+    w, c = (np.ones(1), np.array([0.25])) if atoms == 1 else (np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.1, 0.0]))
+    tau = np.array([[1.0, -1.0], [-1.0, 1.0]]) * np.ones((atoms, 1, 1))
+    law = ta.SpectralLaw(w, np.repeat(c[:, None], 2, 1), tau, np.ones((atoms, 1, 1)), np.zeros((atoms, 2, 1)))
+    model, alpha, V = ta.DotProduct(spectrum=law), jnp.asarray(2.0), jnp.asarray(0.3)
+    zeta = float(module._eigenvalue(model, alpha, V, jnp.asarray(g)))
+    responses = 1 / (zeta - 2 * c * g)
+    assert float(w @ (c * responses)) == pytest.approx(0.3, rel=1e-9) and np.all(responses[c > 0] > 0)
+    np.testing.assert_allclose(module._responses(model, alpha, V, jnp.asarray(g)), responses, rtol=1e-9)
+
+
+def test_the_edge_is_where_the_eigenvalue_is_least():
+    data, model = sentences(), anisotropic()
+    for alpha in (0.3, 3.0):
+        edge = float(module._edge(model, jnp.asarray(alpha), data))
+        V = np.linspace(0.2, min(1.0, 0.999 * float(data.end) / edge), 9) * edge
+        zeta = [module._eigenvalue(model, jnp.asarray(alpha), v, module._g(data, v)[0]) for v in map(jnp.asarray, V)]
+        assert np.all(np.array(zeta) >= zeta[int(np.argmin(abs(V - edge)))] * (1 - 1e-9))
+    assert 0 < edge < float(data.end)
+
+
+def test_the_first_of_several_roots():
+    """It lies between the last negative point and the first positive one; a point at a root counts as none."""
+    points = jnp.linspace(0.0, 3.0, 7)
+    root, exists = module._first_root(lambda x: (x - 0.7) * (x - 1.2) * (x - 2.1), points)
+    assert bool(exists) and float(root) == pytest.approx(0.7, rel=1e-9)
+    assert not bool(module._first_root(lambda x: x - 3.1, points)[1])
+    assert bool(module._first_root(lambda x: x - 2.9, points)[1])
+    small, exists = module._first_root(lambda x: 0.1 * (x - 0.2), points)
+    assert bool(exists) and float(small) == pytest.approx(0.2, rel=1e-9)
+
+
+@pytest.mark.parametrize(("change", "refused"), [(0.0, False), (1e-7, False), (1e-5, True), (0.5, True)])
+def test_covariances_are_to_be_proportional(change, refused):
+    """Those of all tokens, up to one in a million."""
+    law = anisotropic().law()
+    other = dataclasses.replace(law, gamma=law.gamma * jnp.array([[1.0, 1.0], [1.0, 1.0 + change]]))
+    model = ta.DotProduct(spectrum=other)
+    if refused:
+        with pytest.raises(ta.InputError, match=r"law\.gamma must be those of covariances Sigma_l = s_l Sigma"):
+            module._check(model)
+    else:
+        module._check(model)
+    scales = module._token_scales(model)
+    np.testing.assert_allclose(scales / scales[0], [1.0, 0.25], rtol=0.2)
+    np.testing.assert_allclose(jnp.mean(scales), 1.0)

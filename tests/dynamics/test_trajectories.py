@@ -146,9 +146,7 @@ def test_a_trajectory_as_text(path):
     assert rows[5].split() == ["step", "error", error, "of", "the", "integration,", "relative"]
     student = path.replicates.student
     for share, shown in ((0.9e-18, True), (1.1e-18, False)):
-        lost = eqx.tree_at(
-            lambda s: s.replicates.student.along_teacher, path, share * student.R[..., 0, 0]
-        )
+        lost = eqx.tree_at(lambda s: s.replicates.student.along_teacher, path, share * student.R[..., 0, 0])
         assert (str(lost).splitlines()[2].split()[:2] == ["Theta", "0"]) == shown
     event = eqx.tree_at(
         lambda s: s.replicates.student.along_teacher, path, student.along_encodings * jnp.array([0.5] * 2 + [2.0] * 3)
@@ -208,7 +206,9 @@ def test_labels_of_a_landscape(model, label):
     assert words_of(label) == text and landscape.title == f"Population risk at kappa = 0.005: {text}"
     differences = {name: round(float(a), 9) for name, a in landscape.differences.items()}
     expected = 0.1 * minimum - 0.05, 0.1 * descent - 0.05, 0.2 if two else -0.2
-    assert differences == dict(zip(("global", "steepest", "several"), map(lambda a: round(a, 9), expected), strict=True))
+    assert differences == dict(
+        zip(("global", "steepest", "several"), map(lambda a: round(a, 9), expected), strict=True)
+    )
     assert int(Landscape(model, jnp.asarray(0.005), None, heights()).label) == 0
 
 

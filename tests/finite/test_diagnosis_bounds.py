@@ -239,7 +239,9 @@ def test_how_much_the_scale_may_differ(model, n, d, teacher):
         check_fit(model, sentences(n, d, norm=1.03 * factor, teacher=teacher))
 
 
-@pytest.mark.parametrize(("ratio", "n", "warns"), [(1.45, 26, 0), (1.55, 26, 1), (1 / 1.55, 26, 1), (1 / 1.45, 26, 0), (2.0, 25, 0)])
+@pytest.mark.parametrize(
+    ("ratio", "n", "warns"), [(1.45, 26, 0), (1.55, 26, 1), (1 / 1.55, 26, 1), (1 / 1.45, 26, 0), (2.0, 25, 0)]
+)
 def test_another_variance_of_many_numbers_is_told(model, recwarn, ratio, n, warns):
     """It is told from a factor of 1.5 on, of more than a thousand numbers a token."""
     check_fit(model, sentences(n, 40, inputs=ratio))

@@ -12,7 +12,7 @@ from cases import CASES
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
-from tiedattn_jax.finite.instances import Compared, distance, means_of
+from tiedattn_jax.finite.instances import Compared, _instance, _solution, distance, means_of
 from tiedattn_jax.model.overlaps import Overlaps
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -266,6 +266,50 @@ def test_ends_are_named_for_what_they_are(model, monkeypatch):
     assert [cell.theory_status for cell in instances.cells] == [0, 0, 0, ta.Status.absent]
 
 
+@pytest.mark.parametrize(("gap", "name"), [(2.99, "semantic"), (3.01, "neither"), (np.nan, "semantic")])
+def test_three_units_are_far(monkeypatch, gap, name):
+    """Within three units a run is on a branch, and on the first one if that cannot be told."""
+    monkeypatch.setattr("tiedattn_jax.finite.instances.distance", lambda *_: gap)
+    point = made.fixed_point()
+    numbers = {"rho": np.array(0.25), "status": np.array(0), "finished": np.array(False), "iterations": np.array(3)}
+    measured = {"simulation": compared(), "gradient_norm": np.array(1e-9), **numbers}
+    outcome = {"measured": measured, "settled": True, "positional": False}
+    cell = _instance(outcome, 100, lambda branch: point)
+    assert cell.branch == name and (cell.point is point) == (name == "semantic")
+    assert (cell.rho, cell.status, cell.finished, cell.iterations, cell.theory_status) == (0.25, 0, False, 3, 0)
+    assert _instance(outcome | {"positional": True}, 100, None).branch == "positional"
+    assert _instance(outcome | {"settled": False}, 100, lambda branch: point).branch == "unsettled"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "solves"),
+    [
+        ("standard", "converged", [("semantic", None)]),
+        ("overlaps", "converged", [("semantic", None), (None, "semantic")]),
+        ("overlaps", "absent", [("semantic", None)]),
+        ("means", "converged", [("semantic", None)]),
+    ],
+)
+def test_states_where_the_teacher_overlaps_are_left_free(model, lines, monkeypatch, kind, status, solves):
+    """They are solved again from the state of the branch; means of classes that overlap do not count."""
+    point, asked = made.fixed_point(status=[int(ta.Status[status])] * 4), []
+
+    def solve(model, alpha, branch, nodes, start=None):
+        asked.append((branch, start and start.branch))
+        return point
+
+    monkeypatch.setattr("tiedattn_jax.finite.instances.solve", solve)
+    if kind == "overlaps":  # with the second encoding alone
+        tau, cross = jnp.array([[[1.0, 0.0], [0.0, 1.0]]]), jnp.array([[[0.0], [0.3]]])
+        law = ta.SpectralLaw(jnp.ones(1), jnp.full((1, 2), 0.25), tau, jnp.ones((1, 1, 1)), cross)
+        model = ta.DotProduct(spectrum=law)
+    elif kind == "means":
+        shares, means = {(0, 1): 0.5, (1, 0): 0.5}, {"means": [[0.0, 1.0], [0.0, -1.0]], "teacher_means": [0.3, -0.3]}
+        law = ta.SpectralLaw.of_classes([0.25, 0.36], shares, encodings=[[1.0, 0.0], [-1.0, 0.0]], **means)
+        model = ta.DotProduct(spectrum=law)
+    assert _solution(model, 2.0, lines, "semantic").branch == "semantic" and asked == solves
+
+
 @pytest.mark.parametrize(
     ("semantic", "positional", "name", "worst"),
     [
@@ -306,6 +350,24 @@ def instances_by_hand(**fields):
         "points": [made.fixed_point(CASES[0]), None, made.fixed_point(CASES[4]), None],
     }
     return made.instances(**{**defaults, **fields})
+
+
+def test_instances_in_batches(model):
+    """Every instance of a batch has its row; by default they run one by one, with teachers of random norm."""
+
+    def run(data, key):
+        return ta.train(model, data, data.teacher, optimizer="gd", steps=1)
+
+    def table(**options):
+        counted = []
+        options |= {"theory": False, "sentences": 2, "progress": lambda *numbers: counted.append(numbers)}
+        return ta.run_instances(model, 6, 1.0, run, KEYS[:3], **options), counted
+
+    (single, ones), (batched, twos) = table(), table(batch=2)
+    assert ones == [(0, 3), (1, 3), (2, 3), (3, 3)] and twos == [(0, 3), (2, 3), (3, 3)]
+    assert len(batched.cells) == 3 and np.std(single.values("rho")) > 0
+    for name in ("train_loss", "gen_error", "q", "rho"):
+        np.testing.assert_allclose(batched.values(name), single.values(name), rtol=1e-9)
 
 
 def test_what_is_told_of_instances():

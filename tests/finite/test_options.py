@@ -1,5 +1,7 @@
 """What runs are asked to do by default and by their options, and the memory that they say they need; nothing is run."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,3 +175,21 @@ def test_products_of_a_run_on_demand(model, monkeypatch, run, further):
     with pytest.raises(Asked) as asked:
         run(wide, data, jnp.ones((16, 2)), steps=9)
     assert asked.value.args == (2 * (9 + further), 9)
+
+
+DEFAULTS = {
+    "sample_data": {"normalise": False, "stored": True},
+    "gamp": {"steps": 1000, "tol": 1e-12, "damping": None, "response": "regression"},
+    "posterior_mean": {"init": "random", "steps": 500, "tol": 1e-8, "key": None},
+    "train": {"steps": 5000, "rate": None, "tol": 1e-10, "exact": False, "value": None, "labels": None},
+    "risk": {"exact": False},
+    "heldout_error": {"key": None, "sentences": 50_000, "exact": False, "W": None},
+    "linear_baseline": {"ridge": 0.0, "test": None},
+    "run_instances": {"theory": True, "normalise": False, "sentences": 50_000, "batch": 1, "progress": None},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_where_nothing_is_said(name):
+    parameters = inspect.signature(getattr(ta, name)).parameters
+    assert {key: parameters[key].default for key in DEFAULTS[name]} == DEFAULTS[name]
