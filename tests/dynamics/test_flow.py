@@ -103,7 +103,7 @@ def test_how_many_steps_are_taken(statuses, least, most, taken):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["sgd", "emergence"])
 def test_steps_that_are_asked_for(monkeypatch, model, name):
-    """By default as many as resolve it, at most 64, with an even number in all; inside of a trace their number is fixed."""
+    """By default as many as resolve it, at most 64, an even number in all; inside of a trace their number is fixed."""
     module = importlib.import_module(f"tiedattn_jax.dynamics.{name}")
     monkeypatch.setattr(module, "refined", lambda run, least, most, progress: (least, most))
     start = (0.5, 0.1, 0.1) if name == "sgd" else 0.5

@@ -65,7 +65,7 @@ def test_a_student_in_six_dimensions():
 
 
 def test_the_error_of_the_steps_is_that_of_half_as_many(model, grid, path):
-    """The difference to a run with half as many steps, over 15, relative to the lengths, which are one for the others."""
+    """It is the difference to a run with half as many steps, over 15, relative to the lengths; most lengths are one."""
 
     def run(points, steps):
         return ta.sgd(model, (0.5, 0.15, 0.15), 1.0, 12.0, kappa=0.005, nodes=grid, points=points, steps=steps)
@@ -206,9 +206,7 @@ def test_labels_of_a_landscape(model, label):
     assert words_of(label) == text and landscape.title == f"Population risk at kappa = 0.005: {text}"
     differences = {name: round(float(a), 9) for name, a in landscape.differences.items()}
     expected = 0.1 * minimum - 0.05, 0.1 * descent - 0.05, 0.2 if two else -0.2
-    assert differences == dict(
-        zip(("global", "steepest", "several"), map(lambda a: round(a, 9), expected), strict=True)
-    )
+    assert differences == dict(zip(("global", "steepest", "several"), (round(a, 9) for a in expected), strict=True))
     assert int(Landscape(model, jnp.asarray(0.005), None, heights()).label) == 0
 
 

@@ -235,7 +235,7 @@ def test_how_much_the_scale_may_differ(model, n, d, teacher):
             assert re.search(rf"got {re.escape(f'{ratio**1.03:.3g}')} times", str(raised.value))
     # |p|^2 of the law is one, as is four times the variance of the tokens.
     check_fit(model, sentences(n, d, norm=0.97 * factor, teacher=teacher))
-    with pytest.raises(ta.InputError, match="must have encodings with .* as the model's law has them"):
+    with pytest.raises(ta.InputError, match=r"must have encodings with .* as the model's law has them"):
         check_fit(model, sentences(n, d, norm=1.03 * factor, teacher=teacher))
 
 

@@ -1,6 +1,7 @@
 """What runs are asked to do by default and by their options, and the memory that they say they need; nothing is run."""
 
 import inspect
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,13 @@ def asked(monkeypatch):
 def sizes(monkeypatch):
     """The bytes that are asked for, by module."""
     found = {}
+
+    def note(name, size, *_):
+        found[name] = size
+
     for module in (message_passing, training, sampling, on_demand):
-        note = lambda size, *_, name=module.__name__.rpartition(".")[2]: found.__setitem__(name, size)  # noqa: E731
-        monkeypatch.setattr(module, "require_memory", note)
+        name = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, "require_memory", partial(note, name))
     return found
 
 
