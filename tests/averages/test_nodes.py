@@ -117,6 +117,14 @@ def test_nodes_near_a_jump_share_their_weight():
     order = np.argsort(gaps)[: int(np.sum(retained < 1))]
     assert 10 < order.size < 100 and retained[order[0]] < 0.6
     np.testing.assert_allclose(np.sum(1 - retained), np.sum(crossed), rtol=1e-9)
+    # Fields change the gap by this much a standard deviation; a node gives weight within .8 N^(-1/4) of them.
+    is_copy = np.asarray(points.jumps.density) > 0
+    slope = (0.33 - 0.025**2 / 0.25) ** 0.5 / 18.85 * np.linalg.norm(points.jumps.step[:, 0], axis=0)
+    width = 0.8 * 1024**-0.25 * slope[is_copy]
+    u = np.asarray(points.gap[2**10 :])[is_copy] / width
+    assert np.all((u >= 0) & (u < 1)) and abs(np.sum(is_copy) - order.size) <= 1
+    np.testing.assert_allclose(crossed[is_copy], 0.5 - 0.75 * u + 0.25 * u**3, atol=2e-3)
+    np.testing.assert_allclose(points.jumps.density[is_copy] * 1024, 0.75 * (1 - u**2) / width, rtol=0.02, atol=1e-2)
 
 
 @pytest.mark.parametrize(("V", "tol"), [(2.0, 1e-7), (12.7, 0.2)], ids=["nothing jumps", "jumps"])
@@ -147,6 +155,16 @@ def test_how_much_nodes_carry():
     for near, share in ((number < 0, 1.0), (number < 1, 1 / (1 + 3.0**2)), (number > 1000, 1.0)):
         np.testing.assert_allclose(nodes._carried(near, weight, width), share, rtol=1e-12)
     assert nodes._carried(jnp.ones(4, bool), jnp.zeros(4), width) == 1  # a block of padding without weight
+
+
+def test_the_share_beyond_a_jump_falls_as_its_delta_function():
+    """The share of a node beyond a jump is one half at it and zero at the width; minus its slope integrates to that."""
+    gap, width = jnp.linspace(0.0, 3.0, 301), jnp.full(301, 2.0)
+    share, delta = (np.asarray(f(gap, width)) for f in (nodes._crossed_share, nodes._delta))
+    slope = jax.grad(lambda gap: jnp.sum(nodes._crossed_share(gap, width)))(gap)
+    np.testing.assert_allclose(share[[0, 100, 200, 300]], [0.5, 0.15625, 0, 0], atol=1e-15)
+    np.testing.assert_allclose(delta[[0, 100, 200, 300]], [0.375, 0.28125, 0, 0], atol=1e-15)
+    np.testing.assert_allclose(delta[1:200], -slope[1:200], rtol=1e-12)
 
 
 def test_fields_of_noise_are_independent_of_all():

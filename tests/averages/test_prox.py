@@ -209,10 +209,13 @@ def test_a_temperature_scales_what_a_large_student_is():
 
     def lowest(model, unit):
         problem = ProxProblem(model, jnp.full((2, 1, 1), 24.0 * unit**2), unit * jnp.asarray(y))
-        return energy_of(problem, prox(problem, unit * jnp.asarray(h)).z, unit * jnp.asarray(h))
+        minima = prox(problem, unit * jnp.asarray(h))
+        return energy_of(problem, minima.z, unit * jnp.asarray(h)), minima.gap
 
     cold, plain = Tempered(*LARGE), ta.DotProduct(*LARGE)
-    np.testing.assert_allclose(lowest(cold, cold.field_scale), lowest(plain, 1.0), rtol=1e-5)
+    (energy, gap), (expected, expected_gap) = lowest(cold, cold.field_scale), lowest(plain, 1.0)
+    np.testing.assert_allclose(energy, expected, rtol=1e-5)
+    assert np.mean(np.isfinite(gap) != np.isfinite(expected_gap)) < 0.01
 
 
 def test_single_precision(nodes):
@@ -224,3 +227,100 @@ def test_single_precision(nodes):
     assert minima.z.dtype == jnp.float32
     assert float(jnp.mean(minima.converged)) > 0.99
     np.testing.assert_allclose(minima.z, exact.z, atol=2e-3)
+
+
+def at_one_node(*fields):
+    """Student fields of tokens with one column, at one node."""
+    return jnp.asarray(fields, float)[:, None, None]
+
+
+def test_starts_where_attention_flips():
+    """They are the projections of h on the planes z_l = 0 and z_k = z_l; beyond kinks they are its reflections."""
+    three = {"mixing": np.full((3, 3), 1 / 3), "encodings": [[1.0], [0.0], [-1.0]]}
+    h = at_one_node(1.0, 3.0, -2.0)
+    projections = [[0, 3, -2], [1, 0, -2], [1, 3, 0], [2, 2, -2], [-0.5, 3, -0.5], [1, 0.5, 0.5]]
+    np.testing.assert_allclose(prox_module._flips(ta.DotProduct(**three), h)[:, :, 0, 0], projections, atol=1e-14)
+    reflections = [[-1, 3, -2], [1, -3, -2], [1, 3, 2], [3, 1, -2], [-2, 3, 1], [1, -2, 3], [-1, -3, 2]]
+    np.testing.assert_allclose(prox_module._flips(ta.ReLUAttention(**three), h)[:, :, 0, 0], reflections, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("h", "V", "energy", "expected"),
+    [
+        ((3.0, 1.0), (1.0, 1.0), 0.6, (False, True, True)),  # the planes cost 4.5, 0.5 and 1
+        ((3.0, 1.0), (1.0, 1.0), 0.5, (False, False, False)),  # none costs less than the energy
+        ((3.0, 1.0), (1.0, 1.0), 1.12, (False, True, True)),  # the first costs four times the energy
+        ((3.0, 1.0), (1.0, 1.0), 1.13, (True, True, True)),
+        ((3.0, 1.0), (1.0, 3.0), 0.17, (False, True, True)),  # 4.5, 1 / 6 and 0.5
+        ((3.0, 1.0), (1.0, 3.0), 0.16, (False, False, False)),
+        ((1.7, 1.0), (1.0, 1.0), 9.0, (False, False, False)),  # the fields are not large: 1.7^2 < 3
+        ((1.8, 0.9), (1.0, 1.0), 9.0, (True, True, True)),
+        ((1.8, 0.5), (1.0, 1.0), 9.0, (True, False, True)),  # a score changes by 0.9 on the way to the second plane
+    ],
+)
+def test_which_flips_may_lead_to_a_lower_minimum(h, V, energy, expected):
+    """A low temperature changes the unit of the fields, and nothing else."""
+    for model, unit in ((ta.DotProduct(), 1.0), (Tempered(), Tempered.field_scale)):
+        problem = ProxProblem(model, unit**2 * at_one_node(*V), at_one_node(0, 0))
+        relevant = prox_module._flips_matter(problem, unit * at_one_node(*h), jnp.array([energy]))
+        np.testing.assert_array_equal(relevant[:, 0], expected)
+
+
+def test_which_flips_may_lead_beyond_a_kink():
+    """With kinks small fields count as well, and -h is tried where any plane is."""
+    problem = ProxProblem(ta.ReLUAttention(), at_one_node(1.0, 1.0), at_one_node(0, 0))
+    for energy, expected in ((0.01, [True] * 4), (0.0045, [False, True, True, True]), (0.0024, [False] * 4)):
+        relevant = prox_module._flips_matter(problem, at_one_node(0.2, 0.1), jnp.array([energy]))
+        np.testing.assert_array_equal(relevant[:, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("curvature", "slope", "h", "expected"),
+    [
+        ((-0.36, 0.0), 0.0, (0.1, 0.0), False),  # three quarters of 1 / V are 0.375
+        ((-0.39, 0.0), 0.0, (0.1, 0.0), True),
+        ((0.0, -0.39), 0.0, (0.1, 0.0), True),
+        ((0.0, 0.0), 1e-9, (0.1, 0.0), True),  # the loss is not even
+        ((0.0, 0.0), 0.0, (1.2, 0.0), False),  # 1.2^2 < 1.5
+        ((0.0, 0.0), 0.0, (0.0, -1.25), True),
+    ],
+)
+def test_which_nodes_may_have_a_double_well(model, curvature, slope, h, expected):
+    problem = ProxProblem(model, at_one_node(2.0, 2.0), at_one_node(0, 0))
+    origin = prox_module.Origin(at_one_node(0.0, slope), jnp.diag(jnp.array(curvature))[..., None], at_one_node(1, 0))
+    assert bool(prox_module._wells_matter(problem, at_one_node(*h), origin)[0]) is expected
+    kinked = ProxProblem(ta.ReLUAttention(), *problem[1:])
+    assert bool(prox_module._wells_matter(kinked, at_one_node(*h), origin)[0])
+
+
+def test_the_expansion_of_the_energy_of_several_columns():
+    """Energy, gradient, Hessian and the proximal operator's Jacobian are those of the formula of the energy."""
+    model, rng = ta.DotProduct(rank=2, teacher=np.eye(2)), np.random.default_rng(5)
+    root, (Z, h, y) = rng.normal(size=(2, 2, 2)), jnp.asarray(rng.normal(size=(3, 2, 2, 3)))
+    V = root @ root.swapaxes(1, 2) + 0.2 * np.eye(2)
+    problem = ProxProblem(model, jnp.asarray(V), y)
+
+    def energy(z, n):
+        d = z.reshape(2, 2) - h[..., n]
+        quadratic = 0.5 * jnp.einsum("la,lab,lb->", d, np.linalg.inv(V), d)
+        return quadratic, model.loss(z.reshape(2, 2), y[..., n])
+
+    values, slopes = problem.energy(Z, h), problem.gradient(Z, h)
+    expansion = problem.expand(Z.reshape(4, 3), h.reshape(4, 3))
+    hessian, precision = problem.hessian(Z)
+    jacobian = problem.jacobian(Z)
+    inverse = np.zeros((4, 4))
+    inverse[:2, :2], inverse[2:, 2:] = np.linalg.inv(V)
+    np.testing.assert_allclose(precision[..., 0], inverse, rtol=1e-10)
+    np.testing.assert_allclose(problem.least_pivots(), 1e-3 * np.diag(inverse), rtol=1e-10)
+    for n in range(3):
+        z = Z[..., n].ravel()
+        quadratic, loss = energy(z, n)
+        slope, bend = (jax.jit(f(lambda z: sum(energy(z, n))))(z) for f in (jax.grad, jax.hessian))  # noqa: B023
+        np.testing.assert_allclose(values[n], quadratic + loss, rtol=1e-10)
+        np.testing.assert_allclose([expansion.quadratic[n], expansion.loss[n]], [quadratic, loss], rtol=1e-10)
+        for actual in (slopes[..., n].ravel(), expansion.slope[:, n]):
+            np.testing.assert_allclose(actual, slope, rtol=1e-9, atol=1e-12)
+        for actual in (hessian[..., n], expansion.hessian[..., n]):
+            np.testing.assert_allclose(actual, bend, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(jacobian[..., n], np.linalg.solve(bend, inverse), rtol=1e-8, atol=1e-10)

@@ -10,7 +10,12 @@ from channels import Noisy
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.recipes import (
-    SIZES, SMOOTH, SOBOL_SIZES, default_recipe, make_rule, smooth_recipe,
+    SIZES,
+    SMOOTH,
+    SOBOL_SIZES,
+    default_recipe,
+    make_rule,
+    smooth_recipe,
 )  # fmt: skip
 from tiedattn_jax.averages.rules import REPLICATES, Fields, hermite_grid
 from tiedattn_jax.base import errors
