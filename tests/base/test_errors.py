@@ -1,5 +1,6 @@
 """Checks of arguments: each of them takes what it should, and names what it does not take."""
 
+import os
 from fractions import Fraction
 from functools import partial
 
@@ -212,3 +213,42 @@ def test_numbers_of_other_types():
         assert layer.sigma == 0.5 and layer.mixing.dtype == jnp.float64
     unmasked = np.ma.array(np.full((2, 2), 0.5), mask=False)
     np.testing.assert_array_equal(ta.DotProduct(mixing=unmasked).mixing, 0.5)
+
+
+class Device:
+    """A device that reports its memory, or None."""
+
+    def __init__(self, limit):
+        self.stats = None if limit is None else {"bytes_limit": limit}
+
+    def memory_stats(self):
+        return self.stats
+
+
+def test_what_fits_into_the_memory(monkeypatch):
+    """The memory is that of all devices if each says its own, else that of the machine; it may be used up exactly."""
+    unknown_memory = errors._memory
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limits, expected in (((2**30, 2**31), 3 * 2**30), ((2**30, None), machine), ((None,), machine)):
+        monkeypatch.setattr(jax, "local_devices", lambda limits=limits: [Device(limit) for limit in limits])
+        assert errors._memory() == expected
+    monkeypatch.setattr(errors, "_memory", lambda: 3.0 * 2**30)
+    errors.require_memory(3.0 * 2**30, "n", 5, "the nodes")
+    message = "^n must be smaller, got n=5: the nodes would take 4.5 GiB of memory, of which there are 3$"
+    with pytest.raises(InputError, match=message):
+        errors.require_memory(4.5 * 2**30, "n", 5, "the nodes")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sysconf_names", {})  # a system that does not know it
+        assert unknown_memory() == np.inf
+
+
+def test_bounds_of_counts_and_names():
+    for value, low, high in ((1, 1, None), (3, 3, 3), (0, 0, 0)):
+        errors.require_count(value, "n", low, high)
+    assert errors.INT32 == 2147483647
+    names = [f"name {k}" for k in range(12)]
+    assert errors.require_choice("name 11", "x", names) == "name 11"
+    with pytest.raises(InputError, match="of 13 names, of which the nearest are "):
+        errors.require_choice("other", "x", [*names, "last"])
+    assert errors._shown("a" * 78) == repr("a" * 78) and len(errors._shown("a" * 79)) == 80
+    assert errors._shown(np.ones((2, 2))) == "array([[1., 1.], [1., 1.]])"

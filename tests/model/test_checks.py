@@ -12,7 +12,7 @@ from channels import Noisy, Sampled, model_of
 from scipy import special
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.checks import check
+from tiedattn_jax.model.checks import check, check_provides, kink, needs
 from tiedattn_jax.model.parameters import Parameter
 
 MODEL = ta.DotProduct()
@@ -314,3 +314,118 @@ def test_what_a_loss_with_noise_must_be():
     ):
         with pytest.raises(ta.InputError, match=message):
             call()
+
+
+SENTENCES = ta.SpectralLaw.of_classes((0.25, 0.36), {(0, 0): 0.5, (1, 1): 0.5})
+# A keyword of `needs`, a model that is not of this kind, and the message.
+KINDS = [
+    ({"provides": {"target": "for labels"}}, plain, "must have a method `target` for labels, got Plain without it"),
+    ({"float64": True}, lambda: ta.DotProduct(dtype=jnp.float32), "must be in float64 for maps: use .*, got float32"),
+    ({"smooth": True}, ta.ReLUAttention, "must have a loss without kinks for maps, got ReLUAttention"),
+    ({"ridge_only": True}, penalised, "must have no penalty besides the ridge for maps, got Own"),
+    ({"independent": True}, lambda: ta.DotProduct(spectrum=SENTENCES), "must have tokens without classes for maps"),
+    ({"orthogonal": True}, lambda: plain(cross=[[[2e-6], [-2e-6]]]), "zero, a teacher orthogonal to the .* for maps"),
+    ({"same": ("gamma",)}, lambda: two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1e-5]]),
+     "gamma must be the same at all atoms of positive weight, with one eigenvalue each for maps"),
+    ({"same": ("gamma", "pi")}, lambda: two_atoms(weights=[0.5, 0.5], pi=[[[1.0]], [[1.1]]]), "pi must be the same at"),
+]  # fmt: skip
+ALL_KINDS = {
+    "provides": {"target": "for labels", "student": "for errors"}, "float64": True, "smooth": True, "ridge_only": True,
+    "independent": True, "orthogonal": True, "same": ("gamma", "pi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "make", "message"), KINDS, ids=[next(iter(kind)) for kind, *_ in KINDS])
+def test_the_kind_of_model_that_a_computation_takes(kind, make, message):
+    """A model of another kind is refused where it matters, and taken without the keyword."""
+    needs(make(), "maps", even=False)
+    with pytest.raises(ta.InputError, match=message):
+        needs(make(), "maps", even=False, **kind)
+
+
+def test_models_of_every_kind_that_a_computation_takes():
+    needs(MODEL, "maps", **ALL_KINDS)
+    for model in (
+        two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1e-7]]),
+        two_atoms(weights=[1.0, 0.0], gamma=[[1.0, 1.0], [9.0, 4.0]]),  # an atom without weight may differ
+        plain(cross=[[[5e-7], [-5e-7]]]),
+    ):
+        needs(model, "maps", **(ALL_KINDS | {"provides": {}}))
+    check_provides(MODEL, "preimages", "for labels")
+    with pytest.raises(ta.InputError, match="loss must be even"):
+        needs(own(loss=lambda Z, Y: jnp.sum(Z)), "maps")
+    jax.jit(lambda lam: needs(eqx.tree_at(lambda m: m.lam, MODEL, lam), "maps", **ALL_KINDS) or lam)(0.1)
+
+
+def power(exponent):
+    """A loss that falls like a power of the fields' size."""
+    return lambda Z, Y: jnp.sum(Y**2) - (1e-3 + jnp.sum(Z**2)) ** (exponent / 2)
+
+
+# Models that are just within a bound, and a message for those just beyond it.
+BOUNDS = [
+    (lambda: own(loss=power(2.6)), lambda: own(loss=power(2.8)), r"loss must not fall faster than -\|Z\|\^2"),
+    (lambda: own(loss=lambda Z, Y: jnp.sum(Z**2) + 1e-3 * Z[0, 0] + jnp.sum(Y**2)),
+     lambda: own(loss=lambda Z, Y: jnp.sum(Z**2) + 1e-2 * Z[0, 0] + jnp.sum(Y**2)), "loss must be even"),
+    (lambda: own(loss=lambda Z, Y: jnp.sum(Y**2) + jnp.sum(Z**2) - 1e-10 * jnp.sum(jnp.abs(Z))),
+     lambda: own(loss=lambda Z, Y: jnp.sum(Y**2) + jnp.sum(Z**2) - 1e-4 * jnp.sum(jnp.abs(Z))),
+     "nonsmooth must be True"),
+    (lambda: own(nonsmooth=True, loss=lambda Z, Y: jnp.sum(Y**2) + jnp.sum(Z**2) - jnp.sum(jnp.abs(Z))),
+     lambda: own(nonsmooth=True, loss=lambda Z, Y: jnp.sum(Y**2) + jnp.sum(Z**2) + 1e-4 * jnp.sum(jnp.abs(Z))),
+     "loss must not have a slope that jumps upwards"),
+    (lambda: plain(weights=[1 + 1e-14]), lambda: plain(weights=[1 + 1e-13]), r"law\(\).weights must be shares"),
+    (lambda: two_atoms(weights=[1.0, 0.0]), lambda: two_atoms(weights=[1.0 + 1e-3, -1e-3]), "weights must be shares"),
+    (lambda: two_atoms(weights=[0.5, 0.5], gamma=[[0.0, 0.2], [0.2, 0.0]]),
+     lambda: two_atoms(weights=[0.5, 0.5], gamma=[[0.0, 0.2], [0.0, 0.2]]), "gamma must be eigenvalues >= 0, not"),
+    (lambda: plain(tau=[[[1.0, 0.3], [0.3, 1.0]]]), lambda: plain(tau=[[[1.0, 0.3], [0.3 + 1e-9, 1.0]]]), "symmetric"),
+    (lambda: plain(cross=[[[1.0], [-1.0]]]), lambda: plain(cross=[[[1.0 + 1e-9], [-1.0 - 1e-9]]]), "semidefinite"),
+    (lambda: plain(pi=[[[1e-9]]]), lambda: plain(pi=[[[0.0]]]), "rho must be positive definite"),
+    (lambda: with_means(tau_mean=[[1.0, -1.0]]), lambda: with_means(tau_mean=[[1.0 + 1e-9, -1.0]]), "no smaller than"),
+    (lambda: with_means(tau_mean=[[0.0, 0.0]], pi_mean=[[1.0]]),
+     lambda: with_means(tau_mean=[[0.0, 0.0]], pi_mean=[[1.0 + 1e-9]]), "no smaller than those of its means"),
+    (lambda: own(field_scale=1e-3), lambda: own(field_scale=0.0), "field_scale must be one positive number"),
+    (lambda: own(field_scale=np.float64(2)), lambda: own(field_scale=np.inf), "field_scale must be one positive"),
+    (lambda: own(field_scale=2), lambda: own(field_scale=np.ones(1)), "field_scale must be one positive number"),
+    (lambda: own(shape=(2, 1, 1)), lambda: own(shape=(2, 1)), r"shape must be a tuple \(L, r, t\), got shape=\(2, 1\)"),
+    (lambda: own(shape=(2, 1, 1)), lambda: own(shape=[2, 1, 1]), r"shape must be a tuple \(L, r, t\)"),
+    (lambda: own(shape=(2, 1, 1)), lambda: own(shape=(2, 0, 1)), "shape must be an integer of at least 1"),
+    (lambda: plain(1e-300), lambda: plain(np.inf), "lam must be one positive number"),
+    (lambda: penalised(0.0), lambda: penalised(-1e-9), "lam must be"),
+    (lambda: own(_taget=lambda Y: Y), lambda: own(studnt=lambda Z: Z @ Z.T), "studnt must be called student if it"),
+    (lambda: own(target=lambda Y: Y @ Y.T), lambda: own(target=lambda Y: (Y @ Y.T)[:1]), "target must return an"),
+    (lambda: ta.DotProduct(0.0), lambda: with_numbers(omega=-1e-9), r"omega must be in \[0, 1\]"),
+    (lambda: ta.DotProduct(1.0), lambda: with_numbers(omega=1 + 1e-9), r"omega must be in \[0, 1\]"),
+    (lambda: with_numbers(mixing=[[0.6, 0.4 + 5e-6], [0.4, 0.6]]),
+     lambda: with_numbers(mixing=[[0.6, 0.4 + 2e-5], [0.4, 0.6]]),
+     "mixing must be row-stochastic"),
+    (lambda: with_numbers(mixing=[[0.0, 1.0], [1.0, 0.0]]), lambda: with_numbers(mixing=[[-1e-9, 1.0], [1.0, 0.0]]),
+     "mixing must be row-stochastic"),
+    (lambda: with_numbers(sigma=1e-100), lambda: with_numbers(sigma=1e-160), "sigma must be positive, with a finite"),
+    (lambda: ta.DotProduct(teacher=[[1.0, 0.999], [0.999, 1.0]]),
+     lambda: with_numbers(teacher=[[1.0, 1.0], [1.0, 1.0]]),
+     "teacher must be positive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("within", "beyond", "message"), BOUNDS)
+def test_bounds_of_what_a_model_may_be(within, beyond, message):
+    check(within())
+    with pytest.raises(ta.InputError, match=message):
+        check(beyond())
+
+
+def test_the_size_of_a_kink_and_its_place():
+    """A jump of the slope is found in the direction that is asked for, and is relative to the largest slope."""
+    bent = own(loss=lambda Z, Y: jnp.sum(Z**2) - 0.5 * jnp.abs(Z[0, 0] - 0.3))
+    jump, place = kink(bent, [jnp.ones((2, 1))], -1)
+    assert 0.05 < jump < 1 and abs(place[0, 0] - 0.3) < 1e-9 and place.shape == (2, 1)
+    assert kink(bent, [jnp.ones((2, 1))], 1)[0] < 1e-9
+    line = np.random.default_rng(1).standard_normal((2, 4, 2, 1))
+    slopes = []
+    for origin, direction in zip(*line[..., 0], strict=True):
+        s = np.linspace(-4, 4, 100001)[:, None]
+        z = origin + s * direction
+        slope = np.abs(2 * np.sum(z * direction, 1) - 0.5 * np.sign(z[:, 0] - 0.3) * direction[0])
+        is_crossed = np.ptp(np.sign(z[:, 0] - 0.3)) > 0
+        slopes.append(is_crossed * np.abs(direction[0]) / slope.max())
+    np.testing.assert_allclose(jump, max(slopes), rtol=1e-3)

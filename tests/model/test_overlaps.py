@@ -148,3 +148,114 @@ def test_gauge_directions_are_those_of_rotations():
     expected = coordinates.pack(jax.jvp(rotated, (0.0,), (1.0,))[1])
     np.testing.assert_allclose(jnp.abs(tangent @ expected), jnp.linalg.norm(expected), rtol=1e-12)
     assert Coordinates(ta.DotProduct(), free).gauge(state(CASES[0]), jnp.ones(8)).shape == (0, 8)
+
+
+def test_starts_of_the_branches_at_the_standard_setting(model):
+    """V is 3.75 over the variance of the tokens; theta and m are shares of what q, 0.1 to 0.6 of rho, allows."""
+    for name, q, theta, m in (
+        ("positional", 0.025, 0, 0.25), ("semantic", 0.15, 0.125, 0), ("uninformed", 0.1, 0, 0),
+        (None, 0.15, 0.125, 0.25),
+    ):  # fmt: skip
+        x = branch_start(model, name)
+        numbers = [a[0].item() for a in (x.q, x.V, x.theta)]
+        np.testing.assert_allclose(numbers, [q, 15.0, theta], rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(x.m[:, 0], [m, -m], rtol=1e-6, atol=1e-12)
+        jax.tree.map(lambda a: np.testing.assert_array_equal(np.abs(a[0]), np.abs(a[1])), x)
+
+
+@pytest.mark.parametrize(("unit", "factor"), [(1.0, 1.0), (5.0, 1.0), (0.5, 1.0), (30.0, 64.0), (0.01, 1 / 64)])
+def test_a_loss_in_another_unit_changes_the_start_of_its_response(unit, factor):
+    """A loss counts as one in another unit from a factor of eight on; factors are powers of 64."""
+
+    class Scaled(ta.DotProduct):
+        def loss(self, Z, Y):
+            return unit * super().loss(Z, Y)
+
+    x = branch_start(Scaled(**vars(ta.DotProduct())), "semantic")
+    np.testing.assert_allclose(x.V, 15.0 / factor, rtol=1e-6)
+    assert float(overlaps._loss_scale(ta.DotProduct())) == 0.25
+
+
+def test_a_low_temperature_changes_the_unit_of_a_start():
+    class Cold(ta.DotProduct):
+        field_scale = 0.2
+
+        def attention(self, fields):
+            return jax.nn.softmax(fields @ fields.T / 0.2**2)
+
+    x, plain = (branch_start(kind(**vars(ta.DotProduct())), None) for kind in (Cold, ta.DotProduct))
+    np.testing.assert_allclose(x.V, 0.2**2 * plain.V, rtol=1e-6)
+    np.testing.assert_allclose(x.m, 0.2 * plain.m, rtol=1e-6)
+
+
+def test_the_start_of_m_follows_the_principal_direction_of_the_encodings():
+    """The first token has a positive m, and the entries are of order one."""
+    three = ta.DotProduct(mixing=np.full((3, 3), 1 / 3), encodings=[[-1.0, 0.0], [0.0, 0.1], [2.0, 0.0]])
+    direction = np.array([1, 0, -2]) * (3 / 5) ** 0.5
+    np.testing.assert_allclose(branch_start(three, "positional").m[:, 0], 0.25 * direction, rtol=1e-6, atol=1e-7)
+
+
+def test_sizes_of_states_of_several_columns():
+    """|theta| is relative to sqrt(tr q tr rho), and |m| to sqrt(tr q), over all tokens and columns."""
+    model = ta.DotProduct(rank=2)
+    q = jnp.stack([jnp.diag(jnp.array([0.1, 0.3])), jnp.diag(jnp.array([0.2, 0.4]))])
+    theta, m = jnp.array([[[0.1], [0.0]], [[0.0], [0.2]]]), jnp.array([[0.1, 0.2], [0.2, 0.0]])
+    x = ta.Overlaps(q, q, theta, m)
+    sizes = overlaps.magnitudes(model, x)
+    np.testing.assert_allclose(sizes, [(0.05 / (1.0 * 0.25)) ** 0.5, 0.3], rtol=1e-9)
+    for free, size in (((1.0, 0.0), sizes[0]), ((0.0, 1.0), sizes[1]), ((1.0, 1.0), sum(sizes))):
+        np.testing.assert_allclose(overlaps.order_size(model, x, jnp.array(free)), size, rtol=1e-9)
+    assert (
+        overlaps.learned_directions(model, x) == 2 and overlaps.learned_directions(model, impose(x, jnp.zeros(2))) == 0
+    )
+    symmetric = overlaps.symmetric(jnp.array([[1.0, 2.0], [4.0, 5.0]]))
+    np.testing.assert_array_equal(symmetric, [[1, 3], [3, 5]])
+
+
+def test_scales_and_the_order_of_coordinates(model):
+    """A scale is a root mean square, or a fiftieth of the largest possible one if that is more."""
+    x = ta.Overlaps(*(jnp.array([a, b])[:, None, None] for a, b in ((0.1, 0.3), (10.0, 14.0), (0.03, 0.04))),
+                    jnp.array([[0.3], [-0.4]]))  # fmt: skip
+    coordinates = Coordinates(model, jnp.ones(2))
+    rms = (0.0025 / 2) ** 0.5, (0.25 / 2) ** 0.5
+    np.testing.assert_allclose(coordinates.scale(x), np.repeat([0.2, 12.0, *rms], 2), rtol=1e-9)
+    np.testing.assert_allclose(coordinates.pack(x), [0.1, 0.3, 10, 14, 0.03, 0.04, 0.3, -0.4])
+    still = eqx.tree_at(lambda x: (x.theta, x.m), x, (0 * x.theta, 0 * x.m))
+    np.testing.assert_allclose(coordinates.scale(still)[4:], np.repeat([0.02 * 0.2**0.5 * 0.5, 0.02 * 0.2**0.5], 2))
+    for free, order in (((1.0, 1.0), [1, 1, 1, 1]), ((1.0, 0.0), [1, 1, 0, 0]), ((0.0, 1.0), [0, 0, 1, 1])):
+        np.testing.assert_array_equal(Coordinates(model, jnp.array(free)).order, [0, 0, 0, 0, *order])
+    assert Coordinates(ta.DotProduct(rank=2, penalty=ta.L1(0.1)), jnp.ones(2)).generators.shape == (0, 2, 2)
+    assert Coordinates(ta.DotProduct(rank=2), jnp.ones(2)).generators.shape == (1, 2, 2)
+
+
+def test_a_number_of_two_tokens():
+    """The number of an order parameter is the mean over tokens, and m is that of the first token."""
+
+    class Result:
+        q, m = overlaps.OrderNumber("given"), overlaps.OrderNumber("given")
+
+        def __init__(self, given):
+            self.given = given
+
+    x = ta.Overlaps(*(jnp.array([1.0, 3.0])[:, None, None],) * 3, jnp.array([[5.0], [-7.0]]))
+    assert Result(x).q == 2.0 and Result(x).m == 5.0
+    several = Result(jax.tree.map(lambda a: jnp.stack([a, 2 * a]), x))
+    np.testing.assert_array_equal(several.q, [2, 4])
+    np.testing.assert_array_equal(several.m, [5, 10])
+    wide = Result(ta.Overlaps(*(jnp.ones((2, 2, 2)),) * 3, jnp.ones((3, 2))))
+    for name, shape in (("q", r"\(2, 2, 2\)"), ("m", r"\(3, 2\)")):
+        message = (
+            f"^model must have two tokens and rank one for the number {name}, got {name} of shape {shape}: use given"
+        )
+        with pytest.raises(ta.InputError, match=message):
+            getattr(wide, name)
+    assert overlaps.OrderNumber().source == "overlaps"
+
+
+def test_shapes_of_order_parameters():
+    spectrum = ta.SpectralLaw.of_classes((0.2, 0.3, 0.4), {(0, 1): 0.5, (2, 0): 0.5})
+    model = ta.DotProduct(rank=2, spectrum=spectrum)
+    shapes = {"q": (3, 2, 2), "V": (3, 2, 2), "theta": (3, 2, 1), "m": (5, 2)}
+    assert overlaps.shapes_of(model) == shapes
+    x = ta.Overlaps(*(jnp.ones(shape) for shape in shapes.values()))
+    assert x.encoded.shape == (2, 2)
