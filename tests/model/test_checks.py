@@ -324,8 +324,8 @@ KINDS = [
     ({"smooth": True}, ta.ReLUAttention, "must have a loss without kinks for maps, got ReLUAttention"),
     ({"ridge_only": True}, penalised, "must have no penalty besides the ridge for maps, got Own"),
     ({"independent": True}, lambda: ta.DotProduct(spectrum=SENTENCES), "must have tokens without classes for maps"),
-    ({"orthogonal": True}, lambda: plain(cross=[[[2e-6], [-2e-6]]]), "zero, a teacher orthogonal to the .* for maps"),
-    ({"same": ("gamma",)}, lambda: two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1e-5]]),
+    ({"orthogonal": True}, lambda: plain(cross=[[[1.2e-6], [-1.2e-6]]]), "zero, a teacher orthogonal to the .* for maps"),
+    ({"same": ("gamma",)}, lambda: two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1.2e-6]]),
      "gamma must be the same at all atoms of positive weight, with one eigenvalue each for maps"),
     ({"same": ("gamma", "pi")}, lambda: two_atoms(weights=[0.5, 0.5], pi=[[[1.0]], [[1.1]]]), "pi must be the same at"),
 ]  # fmt: skip
@@ -346,9 +346,9 @@ def test_the_kind_of_model_that_a_computation_takes(kind, make, message):
 def test_models_of_every_kind_that_a_computation_takes():
     needs(MODEL, "maps", **ALL_KINDS)
     for model in (
-        two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1e-7]]),
+        two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 9e-7]]),
         two_atoms(weights=[1.0, 0.0], gamma=[[1.0, 1.0], [9.0, 4.0]]),  # an atom without weight may differ
-        plain(cross=[[[5e-7], [-5e-7]]]),
+        plain(cross=[[[9e-7], [-9e-7]]]),
     ):
         needs(model, "maps", **(ALL_KINDS | {"provides": {}}))
     check_provides(MODEL, "preimages", "for labels")
