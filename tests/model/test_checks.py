@@ -324,7 +324,7 @@ KINDS = [
     ({"smooth": True}, ta.ReLUAttention, "must have a loss without kinks for maps, got ReLUAttention"),
     ({"ridge_only": True}, penalised, "must have no penalty besides the ridge for maps, got Own"),
     ({"independent": True}, lambda: ta.DotProduct(spectrum=SENTENCES), "must have tokens without classes for maps"),
-    ({"orthogonal": True}, lambda: plain(cross=[[[1.2e-6], [-1.2e-6]]]), "zero, a teacher orthogonal to the .* for maps"),
+    ({"orthogonal": True}, lambda: plain(cross=[[[1.2e-6], [-1.2e-6]]]), "zero, a teacher orthogonal to .* maps"),
     ({"same": ("gamma",)}, lambda: two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1.2e-6]]),
      "gamma must be the same at all atoms of positive weight, with one eigenvalue each for maps"),
     ({"same": ("gamma", "pi")}, lambda: two_atoms(weights=[0.5, 0.5], pi=[[[1.0]], [[1.1]]]), "pi must be the same at"),
