@@ -8,8 +8,9 @@ import pytest
 from channels import Noisy, PhaseRetrieval, Plain
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.recipes import SOBOL_SIZES
 from tiedattn_jax.bayes import channel
-from tiedattn_jax.bayes.fixed_points import noise_of
+from tiedattn_jax.bayes.fixed_points import _tried, averages_of, check_bayes, has_closed_form, noise_of
 from tiedattn_jax.model.overlaps import Overlaps
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear
 
@@ -61,10 +62,14 @@ def test_errors(model):
     assert float(jnp.max(blind.mean.q)) == 0
     linear = gen_error_linear(model, ta.GaussHermite(32).rule(model)).value
     assert float(blind.gen_error) == pytest.approx(float(linear), rel=1e-8)
+    np.testing.assert_allclose(blind.mean.V, SIGMA_SQUARE, rtol=1e-12)
     known = ta.bayes(model, 0.7)
     assert float(known.gen_error) == 0 and float(jnp.min(known.mean.q)) == pytest.approx(SIGMA_SQUARE, rel=1e-15)
     assert "the teacher is known" in str(known) and "inf" not in str(known).replace("infinite", "")
     assert float(known.free_entropy) == np.inf and known.ok and not known.hard
+    assert np.all(known.mean.V == 0)
+    for point in (blind, known):  # the searches ended at a limit, where nothing remains
+        assert np.all(point.replicates.residual == 0) and np.all(point.other.residual == 0)
 
 
 class PosteriorPair(ta.Model):
@@ -236,3 +241,92 @@ def test_wrong_preimages_are_refused():
     for kind, message in ((Wrong, "same target"), (Silent, "noise")):
         with pytest.raises(ta.InputError, match=message):
             ta.bayes(kind(), 1.0)
+
+
+def test_what_is_shown_of_a_state(model):
+    """The title says the start, if one was asked for. Limits of the numbers are said in words."""
+    both, one = ta.bayes(model, 0.4), ta.bayes(model, 0.4, start="informed")
+    assert both.title == "Bayes-optimal at alpha = 0.4" and one.title == "Bayes-optimal, informed start at alpha = 0.4"
+    assert both.details() == [] and one.details() == [] and not one.hard
+    known = ta.bayes(model, 0.7).describe().numbers
+    assert known == [
+        ("q", "rho", "exact"),
+        ("gen_error", "0", "exact"),
+        ("free_entropy", "infinite", "the teacher is known"),
+    ]
+    assert [row[0] for row in both.describe().numbers] == ["q", "gen_error", "free_entropy"]
+
+
+@pytest.mark.parametrize(("share", "hard"), [(0.8e-6, False), (1.2e-6, True)])
+def test_two_starts_agree_up_to_a_millionth_of_the_teacher(model, share, hard):
+    """One token decides, and the mean over the replicates: they scatter by more."""
+    point = ta.bayes(model, 0.4)
+    scatter = jnp.linspace(-1e-3, 1e-3, len(point.replicates.q))[:, None, None]
+    q = point.replicates.q.at[:, 1].add(share * SIGMA_SQUARE + scatter)
+    other = eqx.tree_at(lambda p: p.other.q, point, q)
+    assert bool(other.hard) == hard and (len(other.details()) == 1) == hard
+
+
+def _laws():
+    encodings, teacher = np.eye(2, 8), np.ones((8, 1))
+    return [
+        ta.SpectralLaw.from_matrices(np.repeat([[a], [b]], 8, 1), encodings, teacher)
+        for a, b in ((0.3, 0.3), (0.2, 0.3))
+    ]
+
+
+def in_classes(**means):
+    return ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.25] * 2, {(0, 1): 1.0}, **means))
+
+
+def test_labels_have_a_closed_form_if_tokens_are_alike():
+    alike, different = (ta.DotProduct(spectrum=law) for law in _laws())
+    for model, closed in (
+        (ta.DotProduct(), True), (Noisy(), True), (alike, True), (PhaseRetrieval(lam=jnp.asarray(0.01)), True),
+        (Plain(), False), (different, False), (in_classes(), False),
+    ):  # fmt: skip
+        assert has_closed_form(model) == closed, model
+
+
+def test_default_averages_follow_the_labels():
+    """A product rule for a closed form, and Sobol points for averages over finitely many preimages or a grid."""
+    assert averages_of(ta.DotProduct(), None).size not in SOBOL_SIZES.values()
+    columns = three_tokens(partial(ta.DotProduct, teacher=np.eye(2), rank=2))
+    assert averages_of(columns, None).size == SOBOL_SIZES["label grids"]
+    assert averages_of(Plain(), None).size == SOBOL_SIZES["labels"]
+
+
+class Shifted(ta.DotProduct):
+    """Preimages that lie beside those of the target by a given distance."""
+
+    by: float = eqx.field(static=True, default=0.0)
+
+    def preimages(self, Y):
+        return ta.orbit(Y + self.by * jnp.array([[1.0], [0.0]]))
+
+
+def test_preimages_give_the_target_up_to_a_thousandth():
+    Y = jnp.asarray(Shifted().field_scale * np.random.default_rng(0).standard_normal((2, 1)))
+    step = 1e-4
+    rate = float(np.max(_tried(Shifted(by=step), Y)[2])) / step
+    check_bayes(Shifted(by=0.8e-3 / rate))
+    with pytest.raises(ta.InputError, match="same target"):
+        check_bayes(Shifted(by=1.2e-3 / rate))
+
+
+class Uneven(ta.DotProduct):
+    def loss(self, Z, Y):
+        return super().loss(Z, Y) + 0.01 * jnp.sum(Z)
+
+
+def test_which_models_have_an_optimal_learner():
+    """The student's loss need not be even. The teacher must not overlap with the means of classes."""
+    check_bayes(Uneven())
+    check_bayes(in_classes())
+    means = {"means": np.eye(2, 4, 2), "encodings": np.eye(2, 4), "teacher_means": [0.3, 0.0]}
+    with pytest.raises(ta.InputError, match=r"^law\.cross must be zero"):
+        check_bayes(in_classes(**means))
+    columns = three_tokens(partial(ta.DotProduct, teacher=np.eye(2), rank=2))
+    for model, message in ((columns, "one column"), (in_classes(), "without classes")):
+        with pytest.raises(ta.InputError, match=message):
+            ta.spectral_overlap(model, 1.0)

@@ -89,6 +89,12 @@ def test_spectral_overlap(model, alpha, expected):
     assert float(ta.spectral_overlap(model, alpha).value) == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_spectral_overlap_grows_from_zero(model):
+    """Its square is linear in alpha above weak recovery, at 1 / 6."""
+    near, twice = (float(ta.spectral_overlap(model, (1 + e) / 6).value) for e in (0.005, 0.01))
+    assert 0 < near < 0.1 and (twice / near) ** 2 == pytest.approx(2, rel=0.02)
+
+
 @pytest.mark.parametrize("kinds", [(Plain, ta.DotProduct), (NoisyPlain, Noisy)], ids=["exact", "noisy"])
 def test_spectral_overlap_by_averages_over_labels(kinds):
     plain, model = (kind() for kind in kinds)

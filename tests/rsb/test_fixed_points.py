@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import made
 import numpy as np
 import pytest
-from cases import Signs, channel_of_signs
+from cases import CASES, Signs, channel_of_signs
 from jax.flatten_util import ravel_pytree
 from scipy.optimize import fsolve
 
@@ -158,6 +158,18 @@ def test_equations_of_two_columns(in_closed_form):
     by_alpha = jax.grad(lambda alpha: broken(alpha)(*variables))(0.05)
     np.testing.assert_allclose(solution.look.loss_by_alpha, by_alpha, rtol=1e-9)
     np.testing.assert_allclose(solution.look.loss_by_model.lam, 0.5 * np.trace(variables[0]), rtol=1e-6)
+    # Sizes of coordinates are root mean squares, and 1 for what the branch holds at zero.
+    q1, q0, V, _ = (np.asarray(a) for a in variables)
+    theta, m = 0.1 * np.arange(1.0, 3.0).reshape(1, 2, 1), 0.2 * np.arange(2.0, 4.0).reshape(1, 2)
+    free = eqx.tree_at(lambda x: (x.theta, x.m), solution.x, tuple(map(jnp.asarray, (theta, m))))
+    looks = solution.look, run_one(solution.problem._replace(free=jnp.ones(2)).look(free, solution.s, False))
+    for look, others in zip(looks, ((1.0, 1.0), (theta, m)), strict=True):
+        sizes = [np.mean(np.square(a)) ** 0.5 for a in (q1, solution.s * (q1 - q0), V, *others)]
+        np.testing.assert_allclose(look.columns, np.append(np.repeat(sizes, [4, 4, 4, 2, 2]), 1.0), rtol=1e-9)
+        np.testing.assert_array_equal(look.rows[:-1], look.columns[:-1])
+        cluster = 0.5 * solution.s * np.sum(look.hats.q1[0] * (q1 - q0))
+        np.testing.assert_allclose(look.rows[-1], cluster, rtol=1e-9)
+        assert look.residual[-1] == -look.loss_by_log_s
 
 
 @pytest.mark.long
@@ -190,16 +202,15 @@ def test_a_state_that_does_not_break_is_that_of_rs(solved, s):
         jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.long
-def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
-    """Replicates are solved in turn until one is found; the others and the failed ones then start from it.
+def _broken_rs(scatter=(0.0,) * 4, **numbers):
+    """An RS state whose proximal operator jumps."""
+    return made.fixed_point(CASES[1], scatter=scatter, jump_mass=jnp.full(len(scatter), 0.3), **numbers)
 
-    Of two results for a replicate the better one stays.
-    """
-    rs, requests = solved(2.0, "positional"), []
-    q, V, theta, m = (a[0] for a in vars(rs.replicates.overlaps).values())
-    x = OneRSBOverlaps(q, q, V, theta, m)
-    residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
+
+def _stub_searches(monkeypatch, residuals):
+    """Let searches return solutions with given residuals, by replicate and by whether they have a guess."""
+    q, V, theta, m = (a[0] for a in vars(made.fixed_point(CASES[1]).replicates.overlaps).values())
+    x, requests = OneRSBOverlaps(q, q, V, theta, m), []
 
     def stub(rs, s, guess, k, layout):
         requests.append((k, guess is not None))
@@ -207,6 +218,16 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
 
     monkeypatch.setattr(rsb, "_lay", lambda rs, s, k, lines: None)
     monkeypatch.setattr(rsb, "_search", stub)
+    return requests
+
+
+def test_replicates_start_where_one_was_found(nodes, monkeypatch):
+    """Replicates are solved in turn until one is found; the others and the failed ones then start from it.
+
+    Of two results for a replicate the better one stays.
+    """
+    residuals = {(0, False): 0.1, (1, False): 1e-5, (2, True): 1e-3, (3, True): 0.2, (0, True): 0.05}
+    requests, rs = _stub_searches(monkeypatch, residuals), _broken_rs()
 
     def final_residuals():
         results = run_one(rsb._replicates(rs, nodes, None, False))
@@ -218,6 +239,158 @@ def test_replicates_start_where_one_was_found(solved, nodes, monkeypatch):
     assert final_residuals()[0] == 0.1
     residuals[1, False] = residuals[2, False] = residuals[3, False] = 0.2
     assert final_residuals() == [0.1, 0.2, 0.2, 0.2]
+
+
+def test_replicates_without_an_rs_state_are_not_searched(nodes, monkeypatch):
+    """A stalled RS state counts. The motions of the solutions are computed only if they are asked for."""
+    residuals = {(0, False): 1e-5, (1, True): 1e-4, (3, True): 3e-3}
+    requests = _stub_searches(monkeypatch, residuals)
+    codes = [ta.Status.converged, ta.Status.stalled, ta.Status.max_steps, ta.Status.converged]
+    rs = _broken_rs(status=jnp.array([int(code) for code in codes]))
+    monkeypatch.setattr(Solution, "moving", lambda solution: 2 * solution.residual)
+    for is_differentiated in (False, True):
+        results = run_one(rsb._replicates(rs, nodes, None, is_differentiated))
+        assert sorted(results) == [0, 1, 3]
+        for k, (solution, motion) in results.items():
+            assert solution.residual == residuals[k, k > 0]
+            assert motion == (2 * solution.residual if is_differentiated else None)
+    del requests[:]
+    smooth = made.fixed_point(CASES[1])
+    assert run_one(rsb._replicates(smooth, nodes, None, False)) == {} and requests == []
+
+
+@pytest.mark.parametrize(("mass", "breaks"), [(0.019, False), (0.021, True), (0.029, True)])
+def test_breaking_is_tried_from_two_percent_of_jumps_on(mass, breaks):
+    """Here the averages cannot tell the mass from zero."""
+    rs = made.fixed_point(jump_mass=mass * jnp.array([0.0, 2.0, 0.0, 2.0]))
+    assert not rs.jumps and rsb._breaks(rs) == breaks
+    assert rsb._breaks(made.fixed_point(jump_mass=jnp.full(4, 0.005)))  # this mass is known
+
+
+def test_a_replicate_gives_its_shift_to_the_others_if_it_was_solved():
+    rs, width = _broken_rs(), 0.1
+    x = jax.tree.map(lambda a: a[2], rs.replicates.overlaps)
+    broken = OneRSBOverlaps(1.01 * x.q, (1 - width) * x.q, 0.9 * x.V, x.theta, x.m)
+    matrix = np.eye(3)
+    for residual in (1e-5, 3e-3):
+        guess = rsb._guess_from(rs, 2, Solution(None, broken, S, None, residual, matrix))
+        expected = OneRSBOverlaps(0.01 * x.q, -width * x.q, -0.1 * x.V, 0 * x.theta, 0 * x.m)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-14), guess.shift, expected)
+        assert guess.s == S and guess.matrix is matrix
+    assert rsb._guess_from(rs, 2, Solution(None, broken, S, None, 4e-3, matrix)) is None
+    assert rsb._guess_from(rs, 2, None) is None
+
+
+def _look(k, hats):
+    """Equations at the solution of replicate k, with numbers of their own."""
+    slopes = jax.tree.map(lambda a: (k + 1.0) * np.ones_like(a), ta.DotProduct())
+    numbers = {"v": None, "residual": None, "matrix": None, "columns": None, "rows": None}
+    loss = np.asarray(0.005 + 1e-3 * k)
+    return newton.Look(**numbers, loss=loss, loss_by_model=slopes, loss_by_alpha=np.asarray(2.0 + k),
+                       loss_by_log_s=np.asarray(1e-4 * (k + 1)), hats=hats)  # fmt: skip
+
+
+@pytest.fixture
+def solve(monkeypatch):
+    """`solve_1rsb` on an RS state made by hand, with given solutions; returns the result and what was asked."""
+
+    def solve(solutions, rs, alpha=2.0, branch="positional", moving=None, **options):
+        asked = {}
+
+        def replicates(rs, rule, s, is_differentiated):
+            asked.update(rule=rule, s=s, is_differentiated=is_differentiated)
+            return made.finished_path({k: (solution, moving) for k, solution in solutions.items()})
+
+        def solved(request, progress):
+            asked.update(request=request)
+            return eqx.tree_at(lambda p: (p.model, p.alpha), rs, request[:2])
+
+        monkeypatch.setattr(rsb, "solve_checked", solved)
+        monkeypatch.setattr(rsb, "_replicates", replicates)
+        monkeypatch.setattr(rsb, "_test_error", lambda model, x, lines: x.q1[0, 0, 0] + lines.offset[0])
+        return ta.solve_1rsb(ta.DotProduct(), alpha, branch, **options), asked
+
+    return solve
+
+
+def _solutions(rs, *residuals):
+    """Solutions of replicates by their residuals; None stands for a search that found nothing."""
+    found = {}
+    for k, residual in enumerate(residuals):
+        if residual is not None:
+            x = jax.tree.map(lambda a, k=k: a[k], rs.replicates.overlaps)
+            x = OneRSBOverlaps((1.1 + k) * x.q, x.q, x.V, x.theta, x.m)
+            found[k] = Solution(None, x, S + k, _look(k, x), residual, None)
+    return found
+
+
+def test_a_solve_holds_the_states_of_all_replicates(solve):
+    """Numbers are those of the solutions. A replicate without one has the RS state's, but it is not converged."""
+    rs = _broken_rs(scatter=(0.0, 0.1, 0.2, 0.3))
+    solutions = _solutions(rs, 1e-5, 3e-3, 4e-3, None)
+    point, asked = solve(solutions, rs)
+    states = point.replicates
+    assert states.status.tolist() == [ta.Status.converged, ta.Status.stalled, ta.Status.max_steps, ta.Status.max_steps]
+    rs_loss = rs.replicates.train_loss
+    np.testing.assert_allclose(states.train_loss, [0.005, 0.006, np.nan, np.nan], rtol=1e-12)
+    np.testing.assert_allclose(states.elevation[:2], np.array([0.005, 0.006]) - rs_loss[:2], rtol=1e-12)
+    np.testing.assert_allclose(states.loss_by_log_s, [1e-4, 2e-4, np.nan, np.nan], rtol=1e-12)
+    q = rs.replicates.overlaps.q[0, 0, 0, 0]
+    offsets = [asked["rule"].replicate(k).offset[0] for k in range(2)]
+    np.testing.assert_allclose(states.gen_error[:2], [1.1 * q + offsets[0], 2.1 * q + offsets[1]], rtol=1e-12)
+    assert np.isnan(states.elevation[2:]).all() and np.isnan(states.gen_error[2:]).all()
+    np.testing.assert_allclose(states.s, [500, 501, 502, 2 / rs_loss[3]], rtol=1e-12)
+    np.testing.assert_allclose(states.residual[:3], [1e-5, 3e-3, 4e-3])
+    np.testing.assert_allclose(states.loss_by_alpha[:3], [2, 3, 4])
+    np.testing.assert_allclose(states.loss_by_model.lam[:3], [1, 2, 3])
+    np.testing.assert_allclose(states.overlaps.q1[:, 0, 0, 0] / q, [1.1, 2.1, 3.1, 1.0], rtol=1e-12)
+    np.testing.assert_array_equal(states.conjugates.q1[:3], states.overlaps.q1[:3])
+    assert point.ground and point.title == "positional branch at alpha = 2, 1RSB ground state" and point.broken
+    request, rule = asked["request"], ta.Lines(5, points=64, seed=0, replicates=4).rule(ta.DotProduct())
+    assert asked["s"] is None and asked["rule"] == rule and request.nodes == rule
+    assert request.branch == "positional" and request.alpha == 2.0
+
+
+def test_a_solve_at_a_given_s(solve):
+    """A smaller s is no ground state, and neither is breaking found where the RS state does not jump."""
+    rs = made.fixed_point(CASES[1], scatter=(0.0, 0.1))
+    point, asked = solve({}, rs, s=40.0, order=3, lines=8, replicates=2, seed=3)
+    assert asked["rule"] == ta.Lines(3, lines=8, points=64, seed=3, replicates=2).rule(ta.DotProduct())
+    assert asked["s"] == 40 and not point.ground and point.title.endswith("1RSB state") and point.s == 40
+    assert point.ok and not point.broken and point.elevation == 0 and "is exact" in str(point)
+    np.testing.assert_array_equal(point.replicates.train_loss, rs.replicates.train_loss)
+    assert point.status_name in point.describe().status and "residual 0.0e+00" in point.describe().status
+
+
+def test_the_loss_has_the_stored_derivatives(solve):
+    """Solutions give their derivatives only if the model or alpha is differentiated."""
+    rs = _broken_rs(scatter=(0.0, 0.1))
+    count = ravel_pytree((ta.DotProduct(), jnp.ones(())))[0].size
+    x, zero, seen = _solutions(rs, 1e-5)[0].x, jnp.zeros(count), []
+    hats = jax.tree.map(lambda a: jnp.zeros((*a.shape, count)), x)
+
+    def loss(alpha):
+        moving = Moving(hats, zero, hats, zero, zero) if isinstance(alpha, jax.core.Tracer) else None
+        point, asked = solve(_solutions(rs, 1e-5, 1e-4), rs, alpha, moving=moving, replicates=2)
+        seen.append(asked["is_differentiated"])
+        return point.train_loss
+
+    assert jax.grad(loss)(2.0) == 2.5  # the mean of 2 and 3
+    assert float(loss(2.0)) == pytest.approx(0.0055) and seen == [True, False]
+
+
+def test_numbers_of_a_state_are_means_with_error_bars(solve):
+    rs = _broken_rs(scatter=(0.0, 0.1))
+    point, _ = solve(_solutions(rs, 1e-5, 2e-5), rs, replicates=2)
+    values, bars = point.numbers()
+    names = ["q1", "q0", "V", "theta", "m", "s", "train_loss", "elevation", "gen_error", "energy", "complexity"]
+    assert list(values) == list(bars) == names
+    states = point.replicates
+    for name in names:
+        a = getattr(states.overlaps if name in names[:5] else states, name)
+        np.testing.assert_allclose(values[name], np.mean(a, 0), rtol=1e-12)
+        np.testing.assert_allclose(bars[name], ta.error_bar(a), rtol=1e-12)
+    assert values["s"] == 500.5 and point.to_dict()["s"] == 500.5
 
 
 def test_nodes_are_laid_again_where_clusters_become_wider(solved, lines, monkeypatch):
@@ -237,7 +410,9 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, lines, monkeyp
         pending = iter(widths)
 
         def stub(problem, x, s, matrix):
-            return made.finished_path(Solution(problem, with_width(next(pending)), s + 1, None, 1e-5, None))
+            width = next(pending)
+            solution = None if width is None else Solution(problem, with_width(width), s + 1, None, 1e-5, None)
+            return made.finished_path(solution)
 
         monkeypatch.setattr(rsb, "_start", lambda *_: (with_width(0.1), S))
         monkeypatch.setattr(rsb, "averages_at", averages_at)
@@ -245,6 +420,7 @@ def test_nodes_are_laid_again_where_clusters_become_wider(solved, lines, monkeyp
         return run_one(rsb._search(rs, None, None, 0, rsb._lay(rs, None, 0, lines.replicate(0))))
 
     assert search(0.105).s == S + 1 and len(layouts) == 1
+    assert search(None) is None and len(layouts) == 1
     assert search(0.2, 0.21).s == S + 2 and len(layouts) == 2
     np.testing.assert_allclose(layouts[1][0].q0, 0.8 * x.q, rtol=1e-12)
     assert layouts[1][1] == S + 1
