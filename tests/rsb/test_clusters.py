@@ -11,7 +11,14 @@ from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.averages.prox import search
 from tiedattn_jax.base.arrays import apply
 from tiedattn_jax.rsb.cluster_law import ClusterLaw
-from tiedattn_jax.rsb.clusters import cluster_at, find_jumps, find_rough_jump, find_smooth, update_minima
+from tiedattn_jax.rsb.clusters import (
+    _nodes_around,
+    cluster_at,
+    find_jumps,
+    find_rough_jump,
+    find_smooth,
+    update_minima,
+)
 from tiedattn_jax.theory.potentials import stationary
 
 S = 700.0
@@ -108,6 +115,22 @@ def test_the_weight_of_a_sheet_expands_its_exponent(law):
     expected = np.linalg.solve(precision, slope.T[..., None])[..., 0]
     np.testing.assert_allclose(centre[exact], expected[exact], rtol=1e-2, atol=1e-2)
     np.testing.assert_allclose(weight.log_det[exact], -0.5 * np.log(values).sum(1)[exact], atol=1e-2)
+    steep = np.moveaxis(np.asarray(law.weight_of(low, jnp.asarray(20 * S)).inverse_root), -1, 0)
+    assert np.min(np.linalg.eigvalsh(steep @ steep)) == pytest.approx(0.3, rel=1e-6)
+
+
+def test_the_number_of_nodes_is_that_of_the_documentation(minima):
+    """24 * 3^(L r - 1) nodes at a jump, which reach 4.5 standard deviations beyond the centres of both sheets."""
+    assert minima.z.shape[-1] == 24 * 3 * H.shape[-1] and minima.jump.shape == (3, H.shape[-1])
+    x, weight = _nodes_around(minima, minima.jump)
+    ends = np.stack([np.min(x, 0), np.max(x, 0)])
+    low, high = np.minimum(0, minima.jump) - 4.5, np.maximum(minima.jump, minima.other) + 4.5
+    span = high - low
+    assert np.all(ends[0] > low) and np.all(ends[1] < high)
+    assert np.all(ends[0] < low + 0.02 * span) and np.all(ends[1] > high - 0.02 * span)
+    # The two halves share the line between the centres.
+    gaps = np.maximum(0, np.maximum(minima.jump, minima.other - 4.5) - np.minimum(minima.jump, 4.5))
+    np.testing.assert_allclose(np.sum(weight, 0), span - gaps, rtol=1e-9)
 
 
 def test_a_flip_of_the_student_changes_nothing(law, minima):
@@ -137,14 +160,15 @@ def test_smooth_rule_where_nothing_jumps(law, minima):
     value, smooth = (_tilted(law, S, f) for f in (minima, _minima(law, S, find_smooth)))
     error = np.abs(smooth - value)
     assert error[-1] < 1e-7 and np.max(error) > 1e-5
+    assert _minima(law, S, find_smooth).normals.shape == (2, 4**2 * H.shape[-1])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("find", [find_jumps, find_smooth])
-def test_found_again(law, find):
+def test_found_again(law, minima, find):
     """Continuing from the clusters of a neighbouring state gives the averages of a new search."""
     near, s = law._replace(V=1.01 * V, spread=0.7 * SPREAD), 1.2 * S
-    continued = jax.jit(update_minima)(near, s, _minima(law, S, find))
+    found = minima if find is find_jumps else _minima(law, S, find)
+    continued = jax.jit(update_minima)(near, s, found)
     continued, fresh = (_tilted(near, s, f) for f in (continued, _minima(near, s, find)))
     valid = np.array([9]) if find is find_smooth else np.arange(10)
     np.testing.assert_allclose(continued[valid], fresh[valid], atol=8e-9, rtol=0)

@@ -482,7 +482,9 @@ def test_bad_input():
     for change, argument in (
         ({"s": 0.0}, "s"), ({"s": -1.0}, "s"), ({"branch": None}, "branch"), ({"replicates": 1}, "replicates"),
         ({"alpha": -1.0}, "alpha"), ({"model": ta.DotProduct(dtype="float32")}, "model"),
-        ({"model": ta.DotProduct(penalty=ta.L1(0.01))}, "model"),
+        ({"model": ta.DotProduct(penalty=ta.L1(0.01))}, "model must have no penalty"),
+        ({"model": ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.25] * 2, {(0, 1): 1.0}))},
+         "model must have tokens without classes"),
     ):  # fmt: skip
         with pytest.raises(ta.InputError, match=rf"^{argument}"):
             ta.solve_1rsb(**{"model": model, "alpha": 1.2, **change})

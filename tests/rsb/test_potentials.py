@@ -12,13 +12,14 @@ from cases import CASES, Signs, channel_of_signs, state
 from scipy.stats import norm
 
 import tiedattn_jax as ta
+from tiedattn_jax.averages.lines import LineNodes
 from tiedattn_jax.averages.program import counted_loops
 from tiedattn_jax.averages.rules import sum_of_weighted, teacher_fields, whiten
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.clusters import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer, free_energy, overlaps, prior
+from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, free_energy, overlaps, prior
 from tiedattn_jax.theory import potentials as rs_potentials
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -241,3 +242,103 @@ def test_fields_near_a_jump_are_searched_for_jumps_and_the_others_are_not(model,
     assert [fields for _, fields in found] == [[-2.0, 0.0, 1.0, 3.0], [-2.0, 3.0], [0.0, 1.0]]
     assert [find for find, _ in found] == [potentials.find_rough_jump, potentials.find_jumps, potentials.find_smooth]
     np.testing.assert_allclose([averages.near_jumps.weight.sum(), averages.smooth.weight.sum()], [0.5, 0.5])
+
+
+def test_laid_fields_of_signs():
+    """A line of `Signs` holds the whole law of its field. The weights sum to one. Pieces end at the jump, at zero."""
+    model, q = Signs(lam=jnp.asarray(1.0)), 0.3
+    x = _state(q, q, 0.9).between
+    lines = lines_1rsb(model, 3, 4, 2, 0).replicate(0)
+    laid = potentials.lay_fields(model, x, lines, 0.2)
+    h, weight = np.asarray(laid.h)[0, 0], np.asarray(laid.weight)
+    np.testing.assert_allclose([weight @ h**k for k in (0, 1, 2, 4)], [1, 0, q, 3 * q**2], atol=4e-6)
+    np.testing.assert_allclose(weight @ np.abs(h), (2 * q / np.pi) ** 0.5, rtol=1e-6)
+    np.testing.assert_allclose(laid.log_density, norm.logpdf(h, 0, q**0.5) + 0.5 * np.log(2 * np.pi), atol=1e-9)
+    assert np.all(np.abs(h) < float(lines.reach[0]) * q**0.5) and np.min(weight) > 1e-14
+    assert laid.teacher.shape == (1, 1, h.size) and np.unique(h).size == h.size // 4
+
+
+class _Echo(NamedTuple):
+    """What a search was asked, in the shapes of the results of a search."""
+
+    V: jax.Array  # (N,)
+    s: jax.Array  # (N,)
+    nodes: jax.Array  # (L, r, 2 N)
+
+
+def _blocks(size, width, L=2):
+    h = (1.0 + jnp.arange(L * size)).reshape(L, 1, size)
+    return potentials._in_blocks(Outer(h, 0.1 * h, jnp.ones(size), jnp.zeros(size)), width)
+
+
+def test_a_search_asks_for_both_parts_of_every_block(model):
+    """M_s has the response V and s, its RS counterpart V + s (q1 - q0) and no tilt.
+
+    A new search starts from the results of the old one.
+    """
+    unit = jnp.ones((2, 1, 1))
+    x, s = OneRSBOverlaps(0.3 * unit, 0.2 * unit, 5.0 * unit, 0.1 * unit, 0 * unit[..., 0]), jnp.asarray(20.0)
+
+    def echo(law, s, *start):
+        ones = jnp.ones(law.h.shape[-1])
+        shift = start[0].nodes if start else 0.0
+        return _Echo(law.V[1, 0, 0] * ones, s * ones, jnp.concatenate([law.h, 2 * law.h], -1) + shift)
+
+    blocks = _blocks(10, 4)
+    (first,) = potentials._search(echo, (model, x, s), blocks)
+    (again,) = potentials._search(echo, (model, x, s), blocks._replace(searches=(first,)))
+    assert first.V.shape == (32, 2, 1, 4) and first.nodes.shape == (32, 2, 2, 1, 2, 4)
+    for k, (V, tilt) in enumerate(((5.0, 20.0), (5.0 + 20 * 0.1, 0.0))):
+        np.testing.assert_allclose(first.V[:3, k], V, rtol=1e-12)
+        np.testing.assert_allclose(first.s[:3, k], tilt)
+        for node in range(2):
+            np.testing.assert_allclose(first.nodes[:3, k, :, :, node], (1 + node) * blocks.h[:3], rtol=1e-12)
+    np.testing.assert_allclose(again.nodes, 2 * first.nodes, rtol=1e-12)
+    assert not any(np.any(a[3:]) for a in (*first, *again))  # blocks without weight
+
+
+def test_the_channel_potential_is_the_sum_of_three_averages(monkeypatch):
+    """Fields near a jump, other fields, and lines at the joined overlaps; here all are known functions."""
+
+    def share(x, model, s):
+        q1, q0, V = x.q1[0, 0, 0], x.q0[0, 0, 0], x.V[0, 0, 0]
+        return q1**2 * s + model.lam * V * q1 + q0**3 * V
+
+    def joint(x, model):
+        return x.q[0, 0, 0] * x.V[0, 0, 0] ** 2 * model.lam
+
+    def nodes(p, block, results):
+        return p, block, results
+
+    def remainder(nodes, p):
+        (_, (outer, *_), found), (model, x, s) = (nodes[0], (nodes[1],), nodes[2]), p
+        return jnp.sum(outer.weight) * share(x, model, s) * found / jax.lax.stop_gradient(found)
+
+    monkeypatch.setattr(potentials, "_search_block", lambda find, p, block: p[2])
+    monkeypatch.setattr(potentials, "_block_nodes", nodes)
+    monkeypatch.setattr(potentials, "_remainder", remainder)
+    monkeypatch.setattr(potentials, "block_envelope", lambda nodes, p: jnp.sum(nodes[1]) * joint(p[1], p[0]))
+    model, at = Signs(lam=jnp.asarray(0.7)), jnp.array([0.31, 0.17, 0.92, 2.9])
+    monkeypatch.setattr(LineNodes, "search", lambda self, model, x, block: x.V)
+    monkeypatch.setattr(LineNodes, "points", lambda self, model, x, block, result: (result, block.weight))
+    averages = Averages(_blocks(5, 4, 1), _blocks(2, 4, 1), lines_1rsb(model, 3, 4, 2, 0).replicate(0))
+
+    def potential(model, x, s):
+        return 7 * share(x, model, s) + joint(x.joined(s), model)
+
+    def setting(u):
+        return model, jnp.ones(()), _state(*u[:3]), u[3]
+
+    def expected(u):
+        model, _, x, s = setting(u)
+        value, (_, by_x, by_s) = jax.value_and_grad(potential, (0, 1, 2))(model, x, s)
+        return value, by_x, by_s
+
+    value, slopes, by_model = potentials.channel_expansion(setting, averages, at, jnp.asarray(True))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), value, expected(at))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), slopes, jax.jacfwd(expected)(at))
+    np.testing.assert_allclose(by_model.lam, jax.grad(potential)(*setting(at)[:1], *setting(at)[2:]).lam, rtol=1e-12)
+    same, zeros, _ = potentials.channel_expansion(setting, averages, at, jnp.asarray(False))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), same, value)
+    assert not any(np.any(a) for a in jax.tree.leaves(zeros))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), zeros, slopes)

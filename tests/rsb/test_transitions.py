@@ -154,7 +154,7 @@ _LIFT = 3e-3
 
 
 def _baseline(monkeypatch, early, late):
-    """States that beat the baseline by alpha^2 - 5 sigma in RS, and by _LIFT sigma more in 1RSB.
+    """States that beat the baseline by 3 (alpha^2 - 5 sigma) in RS, and by 3 _LIFT sigma more in 1RSB.
 
     The RS alpha_c and alpha_l lie at .5.
     """
@@ -163,14 +163,14 @@ def _baseline(monkeypatch, early, late):
 
     def solved(model, alpha, branch, **rule):
         assert branch == ("positional" if early else "semantic") and rule["order"] == 7
-        excess = alpha**2 - 5 * model.sigma + _LIFT * model.sigma
+        excess = 3 * (alpha**2 - 5 * model.sigma + _LIFT * model.sigma)
         linear = eqx.tree_at(lambda p: p.replicates.gen_error_linear, rs, beaten * jnp.ones(2))
         return _point(_state([0.0, 0.0], 0.0, gen_error=beaten - excess * jnp.ones(2)), alpha, branch, linear, model)
 
     def zero_path(event, search, guess, **options):
-        assert event.name == ("positional baseline" if early else "semantic baseline")
-        by_alpha, beside = 2 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
-        slopes = beside * by_alpha, _numbers(-5.0 * jnp.ones(2)), by_alpha
+        assert event.name == ("positional baseline" if early else "semantic baseline") and options == {"tol": 1e-7}
+        by_alpha, beside = 6 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
+        slopes = beside * by_alpha, _numbers(-15.0 * jnp.ones(2)), by_alpha
         return made.finished_path(Zero(jnp.asarray(root + beside), (), *slopes))
 
     def crossing(model, transition, **_):
@@ -234,6 +234,21 @@ def test_estimated_shift(model, transition):
     assert rs_shift(*failed).value != shift.value
 
 
+class _Asked(Exception):
+    """The arguments of a solve."""
+
+
+@pytest.mark.parametrize("options", [{}, {"order": 3, "lines": 8, "replicates": 2, "seed": 4}])
+def test_states_are_solved_on_the_lines_that_were_asked_for(monkeypatch, options):
+    def solve(model, alpha, branch, progress, **rule):
+        raise _Asked(rule)
+
+    monkeypatch.setattr(rsb_transitions, "solve_1rsb", solve)
+    with pytest.raises(_Asked) as asked:
+        ta.transition_1rsb(ta.DotProduct(), transition=made.transition(), **options)
+    assert asked.value.args[0] == {"order": 5, "lines": None, "replicates": 4, "seed": 0} | options
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_bad_input(model, monkeypatch):
     absent = made.transition(status=int(ta.Status.absent), event="alpha_l")
@@ -247,6 +262,10 @@ def test_bad_input(model, monkeypatch):
     # A model is refused before its transition is searched.
     calls += [((ta.DotProduct(penalty=ta.L1(0.01)),), "model must have no penalty")]
     calls += [((ta.DotProduct(dtype="float32"),), "model must be in float64")]
+    in_classes = ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.25] * 2, {(0, 1): 1.0}))
+    calls += [((in_classes,), "model must have tokens without classes")]
+    unknown = eqx.tree_at(lambda t: t.sensitivities, made.transition(), None)
+    calls += [((model, "alpha_c", unknown), "^transition must have been found")]
     branches = (made.fixed_point(gen_error=jnp.full(4, 2.0), gen_error_linear=jnp.ones(4)),) * 2
     without = "^transition must have an alpha_l beside alpha_c, got status absent"
     calls += [((model, "alpha_l", made.transition(alpha=0.5, branches=branches)), without)]
