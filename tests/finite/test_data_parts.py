@@ -88,6 +88,12 @@ def test_the_smallest_data():
     np.testing.assert_allclose(square.labels.energy, 2.0)
 
 
+def test_nothing_is_spread_over_one_device():
+    """Seven sentences are on one device wherever there are fewer than seven."""
+    data = sentences()
+    assert data.shard() is data
+
+
 def specs(tree):
     return [a.sharding.spec for a in jax.tree.leaves(tree)]
 
