@@ -1,6 +1,7 @@
 """The theory of penalties on the weights besides the ridge."""
 
 import dataclasses
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -184,6 +185,17 @@ def test_a_column_apart_of_three(correlation):
         np.testing.assert_allclose(result, expected, atol=1e-4 * jnp.max(expected))
     np.testing.assert_allclose(joint.theta, jnp.concatenate([a.theta, b.theta], 1), atol=1e-5)
     np.testing.assert_allclose(joint.m, jnp.concatenate([a.m, b.m], 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("correlation", "moves"), [(1e-17, False), (-1e-17, False), (-1e-6, True)])
+def test_rounding_does_not_turn_the_lines(correlation, moves):
+    """The lines follow the sign of correlations. That of independent columns is the sign of a rounding error."""
+    fields = jax.jit(partial(weight_fields, ta.L1(4e-3)))
+    covariance = 1e-4 * jnp.eye(3)[None]
+    Lam, mean = 0.01 * jnp.eye(3)[None], jnp.array([[3e-3, 1e-3, 2e-3]])
+    independent = fields(Lam, mean, covariance)[0]
+    related = fields(Lam, mean, covariance.at[0, 0, 2].set(1e-4 * correlation).at[0, 2, 0].set(1e-4 * correlation))[0]
+    assert (np.max(np.abs(related - independent)) > 1e-3) == moves
 
 
 def test_derivatives_of_three_columns():

@@ -323,7 +323,9 @@ def _root(covariance: Float[Array, "K r r"]) -> Float[Array, "K r r"]:
     if root.shape[1] == 1:
         return root
     spread = jnp.sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
-    sign = jnp.where(covariance[:, 0] < 0, -1.0, 1.0)
+    # The correlation of independent fields is zero up to rounding, which shall not turn the lines.
+    rounding = float(jnp.finfo(covariance.dtype).eps) ** 0.5
+    sign = jnp.where(covariance[:, 0] < -rounding * spread[:, :1] * spread, -1.0, 1.0)
     axis = jnp.einsum("kab,ka->kb", root, sign / spread)
     axis = axis / jnp.linalg.norm(axis, axis=1, keepdims=True)
     normal = axis.at[:, 0].add(1.0)  # normal of the mirror that maps the first axis to minus `axis`
