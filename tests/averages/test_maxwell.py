@@ -38,9 +38,16 @@ MODEL = Waves(**vars(ta.DotProduct()))
 
 def well(h, k):
     """First field of the minimum in well number k, for a first student field h."""
-    slope = lambda u: (u - h) / V[0] + HEIGHT * WAVE * np.sin(WAVE * u)  # noqa: E731
+
+    def slope(u):
+        return (u - h) / V[0] + HEIGHT * WAVE * np.sin(WAVE * u)
+
     edge = np.arccos(-1 / (V[0] * HEIGHT * WAVE**2)) / WAVE  # between these bends the well is convex
     return optimize.brentq(slope, (2 * np.pi * k) / WAVE - edge, (2 * np.pi * k) / WAVE + edge, xtol=1e-14)
+
+
+def nearest_well(h):
+    return well(h, np.round(h / (2 * EDGE)))
 
 
 def energy(u, h):
@@ -50,8 +57,7 @@ def energy(u, h):
 
 def lowest(h):
     """The proximal operator at student fields h, (2, N)."""
-    wells = np.array([well(a, np.round(a / (2 * EDGE))) for a in h[0]])
-    return np.stack([wells, h[1] / (1 + STIFF * V[1])])
+    return np.stack([np.array([nearest_well(a) for a in h[0]]), h[1] / (1 + STIFF * V[1])])
 
 
 ORIGIN = np.array([[0.0, 0.1, -0.12, 0.05], [0.0, -0.3, 0.4, 0.7]])
@@ -163,9 +169,12 @@ def test_averages_on_lines_of_a_cosine():
     likely = np.flatnonzero(np.asarray(points.weight) > 1e-8)[::37]
     np.testing.assert_allclose(np.asarray(points.z[:, 0])[:, likely], lowest(h[:, likely]), atol=1e-6)
     assert np.all(points.resolved)
-    lowest_energy = lambda a: energy(well(a, np.round(a / (2 * EDGE))), a)  # noqa: E731
     density = stats.norm(scale=q[0] ** 0.5)
-    envelope = 2 * integrate.quad(lambda a: lowest_energy(a) * density.pdf(a), 0, 3.0, points=[EDGE], epsabs=1e-10)[0]
+
+    def integrand(a):
+        return energy(nearest_well(a), a) * density.pdf(a)
+
+    envelope = 2 * integrate.quad(integrand, 0, 3.0, points=[EDGE], epsabs=1e-10)[0]
     envelope += 0.5 * STIFF * q[1] / (1 + STIFF * V[1])
     problem = ProxProblem(MODEL, x.V, jnp.zeros((2, 1, h.shape[1])))
     energies = jax.jit(ProxProblem.energy)(problem, points.z, jnp.asarray(h)[:, None])

@@ -316,7 +316,7 @@ def test_the_expansion_of_the_energy_of_several_columns():
     for n in range(3):
         z = Z[..., n].ravel()
         quadratic, loss = energy(z, n)
-        slope, bend = (jax.jit(f(lambda z: sum(energy(z, n))))(z) for f in (jax.grad, jax.hessian))  # noqa: B023
+        slope, bend = (jax.jit(f(lambda z, n=n: sum(energy(z, n))))(z) for f in (jax.grad, jax.hessian))
         np.testing.assert_allclose(values[n], quadratic + loss, rtol=1e-10)
         np.testing.assert_allclose([expansion.quadratic[n], expansion.loss[n]], [quadratic, loss], rtol=1e-10)
         for actual in (slopes[..., n].ravel(), expansion.slope[:, n]):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from channels import Noisy, Plain
+from channels import Noisy, PhaseRetrieval, Plain
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
@@ -32,16 +32,10 @@ def test_the_evidence_of_a_label_is_a_mixture_of_normals():
     np.testing.assert_allclose(value, logsumexp(densities, b=weights), rtol=1e-12)
 
 
-class Squares(ta.Model):
-    """One token, two columns of the teacher, and a target that is the square of its field: ``|y|^2``."""
+class Squares(PhaseRetrieval):
+    """Phase retrieval with two columns: the target is ``|y|^2``."""
 
     shape = (1, 2, 2)
-
-    def target(self, Y):
-        return Y @ Y.T
-
-    def loss(self, Z, Y):
-        return 0.5 * jnp.sum((Z @ Z.T - self.target(Y)) ** 2)
 
     def law(self):
         """Two atoms, with variances .6 and 1.4 and second moments of the teacher that do not commute."""

@@ -289,7 +289,7 @@ def test_labels_have_a_closed_form_if_tokens_are_alike():
 
 
 def test_default_averages_follow_the_labels():
-    """A product rule for a closed form, and Sobol points for averages over finitely many preimages or a grid."""
+    """A closed form has a product rule. Averages over finitely many preimages or a grid have Sobol points."""
     assert averages_of(ta.DotProduct(), None).size not in SOBOL_SIZES.values()
     columns = three_tokens(partial(ta.DotProduct, teacher=np.eye(2), rank=2))
     assert averages_of(columns, None).size == SOBOL_SIZES["label grids"]

@@ -141,7 +141,7 @@ def test_rates_of_the_variances_are_derivatives_in_time(path):
 
 
 def test_the_page_of_fluctuations(path):
-    """A line for every number at the end."""
+    """There is a line for every number at the end."""
     names = {"size": None, "encodings": None, "teacher": None, "growth_encodings": None, "growth_teacher": None}
     rows = {row.split()[0]: row.split()[1] for row in str(path).splitlines()[1:6]}
     assert set(rows) == set(names)

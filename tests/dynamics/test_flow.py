@@ -88,7 +88,7 @@ def test_covariances_are_integrated_to_fourth_order():
     ],
 )
 def test_how_many_steps_are_taken(statuses, least, most, taken):
-    """Four times as many after a run that they do not resolve, up to the most; and the runs are counted."""
+    """After a run that they do not resolve there are four times as many, up to the most. The runs are counted."""
     asked, counted = [], []
 
     def run(steps):
@@ -103,7 +103,7 @@ def test_how_many_steps_are_taken(statuses, least, most, taken):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["sgd", "emergence"])
 def test_steps_that_are_asked_for(monkeypatch, model, name):
-    """By default as many as resolve it, at most 64, an even number in all; inside of a trace their number is fixed."""
+    """By default as many as resolve it are asked for: an even number, at most 64. Inside of a trace it is fixed."""
     module = importlib.import_module(f"tiedattn_jax.dynamics.{name}")
     monkeypatch.setattr(module, "refined", lambda run, least, most, progress: (least, most))
     start = (0.5, 0.1, 0.1) if name == "sgd" else 0.5

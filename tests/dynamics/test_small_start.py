@@ -293,7 +293,7 @@ def test_the_first_of_several_roots():
 
 @pytest.mark.parametrize(("change", "refused"), [(0.0, False), (1e-7, False), (1e-5, True), (0.5, True)])
 def test_covariances_are_to_be_proportional(change, refused):
-    """Those of all tokens, up to one in a million."""
+    """The covariances of all tokens are multiples of one matrix, up to one in a million."""
     law = anisotropic().law()
     other = dataclasses.replace(law, gamma=law.gamma * jnp.array([[1.0, 1.0], [1.0, 1.0 + change]]))
     model = ta.DotProduct(spectrum=other)

@@ -129,7 +129,7 @@ def test_events_of_a_student(path):
 
 
 def test_a_trajectory_as_text(path):
-    """A line for every number of the end, with what it is; overlaps of a vanishing share are zero."""
+    """There is a line for every number of the end, with its meaning. Overlaps of a vanishing share are zero."""
     head, *rows = str(path).splitlines()
     assert head == "One-pass SGD, eta = 1, kappa = 0.005, at t = 12: time over"
     names = {
@@ -189,7 +189,7 @@ def heights(**numbers):
 
 @pytest.mark.parametrize("label", range(8))
 def test_labels_of_a_landscape(model, label):
-    """One for a global minimum that is positional, 2 for the steepest descent, 4 for two minima."""
+    """It counts 1 for a global minimum that is positional, 2 for the steepest descent, 4 for two minima."""
     minimum, descent, two = label % 2, label // 2 % 2, label // 4
     numbers = heights(
         semantic=0.3 + 0.1 * minimum,

@@ -55,7 +55,7 @@ def planted(name, spectrum, level):
 
 
 def deviation(name, finding):
-    """By how much a property differs from the law."""
+    """Return by how much a property differs from the law."""
     value, expected = finding[:2]
     if name == "dimension":
         return expected / value - 1
@@ -170,7 +170,7 @@ def test_chance_of_the_variance_of_a_class():
 
 
 def test_a_thousand_sentences_are_compared_with_one_another():
-    """Of more sentences every second one is."""
+    """If there are more than a thousand sentences, every second one is taken."""
     x = np.repeat(np.random.default_rng(3).standard_normal((1001, 1, D)) * 0.5, 2, 1)
     result = ta.diagnose(ta.DotProduct(), ta.Data.from_sentences(x, x))
     v = x[:, 0] - x[:, 0].mean(0)
@@ -181,7 +181,7 @@ def test_a_thousand_sentences_are_compared_with_one_another():
 
 @pytest.mark.parametrize(("words", "times", "flagged"), [(1, 8, True), (4, 3, False), (5, 3, False), (6, 3, True)])
 def test_words_count_where_they_are_few_and_repeated(words, times, flagged):
-    """Flagged are fewer than 50 d effective words if more than one token in a hundred has occurred before."""
+    """Fewer than 50 d effective words are flagged if more than one token in a hundred has occurred before."""
     n, d = 300, 200
     x = np.random.default_rng(4).standard_normal((2 * n, d))
     for k in range(words):

@@ -1,4 +1,4 @@
-"""What runs are asked to do by default and by their options, and the memory that they say they need; nothing is run."""
+"""Options and defaults of runs, and the memory that they say they need. Nothing is run."""
 
 import inspect
 from functools import partial
@@ -124,7 +124,7 @@ def test_going_on_with_a_penalty(asked):
 
 
 def test_the_memory_of_histories(asked, sizes):
-    """That of message passing holds all overlaps at every step, that of training two numbers."""
+    """The history of message passing holds all overlaps at every step. That of training holds two numbers."""
     mixing = np.full((3, 3), 1 / 3)
     model = ta.DotProduct(rank=4, teacher=np.eye(2), mixing=mixing, encodings=np.eye(3))
     data = sentences(columns=2, L=3)
@@ -136,7 +136,7 @@ def test_the_memory_of_histories(asked, sizes):
 
 
 def test_the_memory_of_a_value_matrix(model, asked, monkeypatch):
-    """Eight arrays of the size of the sentences and of the matrix."""
+    """It is that of eight arrays of the size of the sentences and of the matrix."""
     found = []
     monkeypatch.setattr(training, "require_memory", lambda size, *_: found.append(size))
     data = sentences()

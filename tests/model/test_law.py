@@ -30,7 +30,7 @@ def turned(size):
     return np.stack([np.diag([3.0, 2.0, 1.0]), np.diag([1.0, 2.0, 3.0]) + mixed])
 
 
-# What is just within a bound and just beyond it, and the message.
+# An argument just within a bound, one just beyond it, and the message.
 BOUNDS = [
     (lambda: eigenbasis(off(2e-8)), lambda: eigenbasis(off(4e-8)), "covariances must be symmetric, got Sigma_1 off by"),
     (lambda: eigenbasis(turned(1e-8)), lambda: eigenbasis(turned(1e-5)), "covariances must commute, with eigenvectors"),

@@ -201,7 +201,7 @@ def test_long_steps_correct_the_matrix(linear_search, length, is_corrected):
 
 @pytest.mark.parametrize(("fall", "asked"), [(0.45, []), (0.6, [3, 4]), (0.7, [3, 4, 5])])
 def test_the_matrix_is_computed_anew_where_residuals_fall_slowly(linear_search, fall, asked):
-    """Namely if a step leaves more than half of the residual, and more than .003. The first two steps are spared."""
+    """A step asks for it if it leaves more than half of the residual, and .003. The first two never do."""
     _, flags = linear_search(1 - fall, 0.015)
     assert [k for k, flag in enumerate(flags) if flag] == [0, *asked]
 
@@ -230,7 +230,7 @@ def test_steepness_is_relative_to_the_elevation():
 
 @pytest.mark.parametrize(("steepness", "residual"), [(0.05, 5e-4), (-0.05, 5e-4), (0.12, 1.44e-3), (-0.5, 0.025)])
 def test_the_residual_of_s_is_its_steepness(monkeypatch, steepness, residual):
-    """A hundredth of it, and above a tenth its square counts."""
+    """It is a hundredth of the steepness, and above a tenth the square of it."""
     x = OneRSBOverlaps(*(jnp.ones((1, 1, 1)) * a for a in (2.0, 1.0, 1.0, 0.0)), jnp.zeros((1, 1)))
 
     def look(self, x, s, with_slopes):

@@ -260,7 +260,7 @@ def test_laid_fields_of_signs():
 
 
 class _Echo(NamedTuple):
-    """What a search was asked, in the shapes of the results of a search."""
+    """The arguments of a search, in the shapes of its results."""
 
     V: jax.Array  # (N,)
     s: jax.Array  # (N,)

@@ -100,7 +100,7 @@ def test_whether_a_loss_is_even(options, is_even):
 
 
 def test_traced_numbers_make_no_even_loss():
-    """What the loss sees of the scores is known while jax traces its numbers."""
+    """The directions that the loss sees are known while jax traces its numbers; that it is even is not."""
     found = []
 
     def size(omega, mixing):
