@@ -88,7 +88,7 @@ def states(small: bool) -> Iterator[Row]:
     models = [ta.DotProduct(omega=omega) for omega in omegas]
     nodes = ta.Lines(3 if small else 5, replicates=1).rule(models[0])
     pairs = list(zip(models, alphas, strict=True))
-    first, seconds, curve = clock(lambda: ta.sweep(pairs, "semantic", nodes=nodes), 1)
+    first, seconds, curve = clock(lambda: ta.sweep(ta.solve, pairs, branch="semantic", nodes=nodes), 1)
     absent = float(np.mean([status == ta.Status.absent for status in curve.status]))
     exist = float(np.mean(curve.found))
     yield {"case": "states", "count": count, "first": first, "a second": count / seconds, "exist": exist} | {

@@ -52,8 +52,8 @@ def row(path: Path, points: int) -> str:
     kappa = float(re.search(r"rho=(\d+(?:\.\d+)?)", path.stem)[1])
     is_hard, scale = "hardmax" in path.stem, 1 if kappa else SMALL
     kappa = kappa or SMALL
-    known = ta.WideDotProduct(tau=1.0, teacher=ta.Wishart(kappa), target="hardmax" if is_hard else "softmax")
-    ours = np.array([float(ta.bayes(known, scale * a).distance) for a in alpha])
+    known = ta.wide.DotProduct(tau=1.0, teacher=ta.wide.Wishart(kappa), target="hardmax" if is_hard else "softmax")
+    ours = np.array([float(ta.wide.bayes(known, scale * a).distance) for a in alpha])
     gap = np.abs(published - ours)
     worst = int(np.argmax(gap))
     own = f"{np.max(np.abs(published - of_density(kappa, scale * alpha))):.1e}" if is_hard else ""
@@ -63,7 +63,7 @@ def row(path: Path, points: int) -> str:
 
 def of_density(kappa: float, alpha: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Return the errors that follow from the published formula for the information of hard attention."""
-    law, rho = ta.Wishart(kappa), 1 + kappa
+    law, rho = ta.wide.Wishart(kappa), 1 + kappa
     noises, errors = np.geomspace(1e-5, 1e6, 400) * rho, np.geomspace(1e-3, 1 - 1e-6, 80) * rho
     mmse = np.asarray(jax.lax.map(lambda Delta: error_of_noise(law, Delta), jnp.asarray(noises)))
     by_noise = CubicSpline(np.log(noises), np.log(mmse))

@@ -22,7 +22,6 @@ import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
-from tiedattn_jax.phases.questions import numbers_of_states
 from tiedattn_jax.plotting.style import panels
 
 FLOOR = 1e-7  # fraction of the loss below which the estimate is comparable to its error, or exactly zero
@@ -49,7 +48,7 @@ def main() -> None:
     model = ta.DotProduct()
     nodes = ta.Lines(args.order).rule(model)
     grid = ta.phase_diagram(model, alpha=alphas, omega=omegas, nodes=nodes, out=args.out / "rs_error_grid", resume=True)
-    branches = [numbers_of_states(branch) for branch in (grid.positional, grid.semantic)]
+    branches = [branch.numbers() for branch in (grid.positional, grid.semantic)]
     loss, elevation, mass = (np.stack([b[k][0] for b in branches]) for k in ("train_loss", "rs_error", "jump_mass"))
     share = elevation / loss
     events = transitions(omegas, nodes)

@@ -353,13 +353,15 @@ PROGRAMS: dict[str, Callable[[], Traceable]] = {
     "slopes of an event": _slopes,
     "gamp": _on_data(ta.gamp),
     "train": _on_data(ta.train),
-    "bayes": _of_setting(ta.bayes),
-    "sgd": _of_setting(lambda model, alpha: ta.sgd(model, (0.5, 0.15, 0.15), 1.0, 6 * alpha, points=5, steps=2)),
-    "emergence": _of_setting(lambda model, alpha: ta.emergence(model, 0.5, 1.0, 6 * alpha, points=5, steps=2)),
-    "population": _of_setting(lambda model, alpha: ta.population(model, 0.005 * alpha)),
-    "small_start": _of_setting(ta.small_start),
+    "bayes": _of_setting(ta.bayes.solve),
+    "sgd": _of_setting(
+        lambda model, alpha: ta.dynamics.sgd(model, (0.5, 0.15, 0.15), 1.0, 6 * alpha, points=5, steps=2)
+    ),
+    "emergence": _of_setting(lambda model, alpha: ta.dynamics.emergence(model, 0.5, 1.0, 6 * alpha, points=5, steps=2)),
+    "population": _of_setting(lambda model, alpha: ta.dynamics.population(model, 0.005 * alpha)),
+    "small_start": _of_setting(ta.dynamics.small_start),
     "1RSB equations": _broken,
-    "wide": _of_setting(lambda model, alpha: ta.solve(model, alpha), model=ta.WideDotProduct),
+    "wide": _of_setting(lambda model, alpha: ta.wide.solve(model, alpha), model=ta.wide.DotProduct),
 }
 
 

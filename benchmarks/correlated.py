@@ -57,7 +57,9 @@ def minima(
     usable = [bool(run.ok) and float(magnitudes(model, run.overlaps)[branch == "positional"]) > FLOOR for run in runs]
     lowest = min((run for run, flag in zip(runs, usable, strict=True) if flag), key=lambda run: float(run.train_loss))
     test_key = jax.random.fold_in(key, 1)
-    errors = [ta.heldout_error(model, data, run.Q, test_key, sentences=100_000).value for run in (runs[0], lowest)]
+    errors = [
+        ta.finite.heldout_error(model, data, run.Q, test_key, sentences=100_000).value for run in (runs[0], lowest)
+    ]
     return [row(model, run.overlaps, run.train_loss, e) for run, e in zip((runs[0], lowest), errors, strict=True)]
 
 

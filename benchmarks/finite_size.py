@@ -68,7 +68,7 @@ def lowest_curvature(model: ta.Model, data: ta.Data, Q: Float[Array, "d r"]) -> 
 
     @jax.jit
     def product(v: Float[Array, " n"]) -> Float[Array, " n"]:
-        gradient = jax.grad(lambda Q: ta.risk(model, data, Q))
+        gradient = jax.grad(lambda Q: ta.finite.risk(model, data, Q))
         return jax.jvp(gradient, (Q,), (v.reshape(Q.shape),))[1].ravel()
 
     hessian = LinearOperator((Q.size, Q.size), matvec=lambda v: np.asarray(product(jnp.asarray(v))), dtype=float)

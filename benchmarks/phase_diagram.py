@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray
 
 import tiedattn_jax as ta
+from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.theory.equations import Equations
 
-BOUNDARIES = [name for name, event in ta.EVENTS.items() if event.value is not None]
+BOUNDARIES = [name for name, event in EVENTS.items() if event.value is not None]
 ALPHA_C = 1.25154  # at omega = .3; see tests/cases.py
 # (alpha, omega) on either side of alpha_c, near it and far from it.
 POINTS = ((1.2, 0.4), (0.9, 0.2), (1.15, 0.3), (1.35, 0.3), (2.0, 0.3), (2.0, 0.4))
@@ -65,7 +66,8 @@ def boundaries(a: argparse.Namespace) -> None:
     for name in a.names:
         start = time.perf_counter()
         try:
-            curves[name] = curve = ta.sweep(model, name, omega=omegas, nodes=ta.Lines(a.order).rule(model), follow=True)
+            nodes = ta.Lines(a.order).rule(model)
+            curves[name] = curve = ta.sweep(ta.find_event, model, event=name, omega=omegas, nodes=nodes, follow=True)
         except ValueError as error:
             print(f"{name}: {error}")
             continue

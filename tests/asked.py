@@ -20,8 +20,11 @@ KEY = jax.random.key(1)
 
 
 def state(point):
-    """All numbers of a state in all replicates."""
+    """All numbers of a state in all replicates, their means, and error bars."""
     found = {name: (a, name) for name, a in point.replicates.numbers().items() if name != "residual"}
+    found |= {f"mean {name}": (getattr(point, name), name) for name in ("train_loss", "gen_error")}
+    found |= {f"mean {name}": (getattr(point.overlaps, name), name) for name in ("q", "theta", "m")}
+    found |= {f"stderr of {name}": (getattr(point.stderr, name), name) for name in ("train_loss", "gen_error")}
     partials, by_alpha = point.replicates.train_loss_partials
     return found | {
         "train_loss_by_alpha": (by_alpha, "by_alpha"),
@@ -90,7 +93,7 @@ THEORY = {
 
 def population(branch):
     def ask(c):
-        point = ta.population(c.model, c.unit(0.02, "kappa"), branch, nodes=c.rule(SMALL, 2))
+        point = ta.dynamics.population(c.model, c.unit(0.02, "kappa"), branch, nodes=c.rule(SMALL, 2))
         return {
             "status": point.status_name,
             "stable": str(point.stable),
@@ -101,7 +104,7 @@ def population(branch):
 
 
 def landscape(c):
-    found = ta.landscape(c.model, c.unit(0.02, "kappa"), nodes=c.rule(SMALL, 2))
+    found = ta.dynamics.landscape(c.model, c.unit(0.02, "kappa"), nodes=c.rule(SMALL, 2))
     kinds = "curvature_semantic curvature_positional slope_semantic slope_positional"
     return {
         "status": found.status_name,
@@ -112,8 +115,9 @@ def landscape(c):
 
 def sgd(c, Theta=0.15):
     m = c.twin.mirror * np.array([[0.15], [-0.05], [0.0]])[list(c.twin.order)]
+    m = np.pad(m, ((0, c.model.law().tau.shape[1] - len(m)), (0, 0)))  # the means of classes
     start = (c.unit(0.5, "R"), c.unit(Theta, "Theta"), c.unit(m, "m"))
-    path = ta.sgd(
+    path = ta.dynamics.sgd(
         c.model,
         start,
         c.unit(1.0, "eta"),
@@ -128,7 +132,7 @@ def sgd(c, Theta=0.15):
 
 
 def emergence(c):
-    path = ta.emergence(
+    path = ta.dynamics.emergence(
         c.model,
         c.unit(0.5, "R"),
         c.unit(1.0, "eta"),
@@ -143,32 +147,34 @@ def emergence(c):
 
 
 def small_start(c):
-    start = ta.small_start(c.model, ALPHA, nodes=c.rule(GRID))
+    start = ta.dynamics.small_start(c.model, ALPHA, nodes=c.rule(GRID))
     return {"first": start.first, **numbers(start.replicates, "encodings:rate teacher:rate bulk:rate")}
 
 
-def threshold(name, recipe=GRID):
-    return lambda c: quantity(ta.threshold(c.model, name, nodes=c.rule(recipe)))
+def threshold(function, student=None, **options):
+    return lambda c: quantity(function(c.model, nodes=c.rule(GRID, student), **options))
 
 
 SPANNED = "classes", "exchanged tokens"  # the nodes are in directions that the order of the encodings decides
 DYNAMICS = {
     **{
-        f"population {b}": Question(ta.population, population(b), without=SPANNED, long="recompiled")
+        f"population {b}": Question(ta.dynamics.population, population(b), without=SPANNED, long="recompiled")
         for b in ("semantic", "positional", None)
     },
-    "landscape": Question(ta.landscape, landscape, without=SPANNED, long="recompiled"),
-    "sgd": Question(ta.sgd, sgd, without=("classes",), long="recompiled"),
-    "emergence": Question(ta.emergence, emergence, without=("classes",), long="recompiled"),
-    "small_start": Question(ta.small_start, small_start, without=("classes",), long="recompiled"),
-    "teacher separates": Question(ta.threshold, threshold("teacher separates"), without=("classes",), long=True),
+    "landscape": Question(ta.dynamics.landscape, landscape, without=SPANNED, long="recompiled"),
+    "sgd": Question(ta.dynamics.sgd, sgd, without=("classes",), long="recompiled"),
+    "emergence": Question(ta.dynamics.emergence, emergence, without=("classes",), long="recompiled"),
+    "small_start": Question(ta.dynamics.small_start, small_start, without=("classes",), long="recompiled"),
+    "separation": Question(
+        ta.dynamics.separation, threshold(ta.dynamics.separation, direction="teacher"), without=("classes",), long=True
+    ),
 }
 
 # --- bayes
 
 
 def optimal(c):
-    states = ta.bayes(c.model, 0.4, nodes=c.rule(GRID)).replicates
+    states = ta.bayes.solve(c.model, 0.4, nodes=c.rule(GRID, "label")).replicates
     # Labels are densities in the teacher's fields, of which there are L alpha d.
     constant = 0.4 * len(c.twin.order) * np.log(c.twin.unit.fields)
     return numbers(states, "q gen_error:output") | {"free_entropy": (states.free_entropy + constant, "1")}
@@ -176,17 +182,21 @@ def optimal(c):
 
 BAYES = {
     "bayes": Question(
-        ta.bayes,
+        ta.bayes.solve,
         optimal,
         without=("a spectator", "classes"),
     ),
     "spectral_overlap": Question(
-        ta.spectral_overlap,
-        lambda c: {"overlap": (ta.spectral_overlap(c.model, 2.0, nodes=c.rule(GRID)).value, "1")},
+        ta.bayes.spectral_overlap,
+        lambda c: {"overlap": (ta.bayes.spectral_overlap(c.model, 2.0, nodes=c.rule(GRID, "label")).value, "1")},
         without=("a spectator", "classes"),
     ),
-    "weak_recovery": Question(ta.threshold, threshold("weak_recovery"), without=("a spectator", "classes")),
-    "perfect_recovery": Question(ta.threshold, threshold("perfect_recovery"), without=("a spectator", "classes")),
+    "weak_recovery": Question(
+        ta.bayes.weak_recovery, threshold(ta.bayes.weak_recovery, "label"), without=("a spectator", "classes")
+    ),
+    "perfect_recovery": Question(
+        ta.bayes.perfect_recovery, threshold(ta.bayes.perfect_recovery, "label"), without=("a spectator", "classes")
+    ),
 }
 
 # --- phases
@@ -195,23 +205,26 @@ LINED = "exchanged tokens", "a spectator", "classes"  # lines have directions in
 
 
 def transition(c):
-    return quantity(ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)))
+    return quantity(ta.critical_alpha(c.model, c.rule(LINES), bracket=(0.5, 8.0)))
 
 
 def crossing(c):
-    return quantity(
-        ta.linear_crossing(c.model, ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0)), LINES, bracket=(0.5, 40.0))
-    )
+    nodes = c.rule(LINES)
+    critical = ta.critical_alpha(c.model, nodes, bracket=(0.5, 8.0))
+    return quantity(ta.linear_crossing(c.model, critical, nodes, bracket=(0.5, 40.0)))
 
 
 def pitchfork(c):
-    state = ta.solve(c.model, 1.0, "uninformed", LINES)
-    return quantity(ta.find_event(c.model, "semantic pitchfork", LINES, start=state))
+    nodes = c.rule(LINES)
+    state = ta.solve(c.model, 1.0, "uninformed", nodes)
+    return quantity(ta.find_event(c.model, "semantic pitchfork", nodes, start=state))
 
 
 def ends(c):
-    curve = ta.sweep(c.model, "semantic", alpha=[0.4, 1.0, 3.0], nodes=LINES)
-    found = ta.branch_ends(curve, LINES)
+    nodes = c.rule(LINES)
+    found = ta.branch_ends(
+        ta.sweep(ta.solve, c.model, branch="semantic", follow=True, alpha=[0.4, 1.0, 3.0], nodes=nodes), nodes
+    )
     return {f"{k} {name}": a for k, end in enumerate(found) for name, a in quantity(end).items()} | {
         "kinds": str([(end.kind, end.direction, end.side) for end in found])
     }
@@ -219,7 +232,9 @@ def ends(c):
 
 def curve(c):
     # At alpha = 1 the branch has just begun, and the equations on so few points have several solutions.
-    table = ta.sweep(c.model, "semantic", alpha=[2.0, 3.0], nodes=c.rule(POINTS), settings=TIGHT)
+    table = ta.sweep(
+        ta.solve, c.model, branch="semantic", follow=True, alpha=[2.0, 3.0], nodes=c.rule(POINTS), settings=TIGHT
+    )
     return {f"{k} {name}": a for k, point in enumerate(table.points) for name, a in state(point).items()}
 
 
@@ -227,18 +242,20 @@ def diagram(c):
     found = ta.phase_diagram(
         c.model, alpha=[2.0, 4.0], lam=c.unit(np.array([0.02, 0.03]), "lam"), nodes=c.rule(POINTS), settings=TIGHT
     )
-    losses = {branch: (getattr(found, branch).replicates.train_loss, "risk") for branch in ("semantic", "positional")}
+    losses = {branch: (getattr(found, branch).train_loss, "risk") for branch in ("semantic", "positional")}
     regions = {"regions": str(found.region_names.tolist()), "alpha_c": (found.alpha_c().alpha, "1")}
     return losses | regions
 
 
 def best(c):
-    found = ta.best_ridge(c.model, ALPHA, nodes=LINES, bracket=tuple(c.unit(np.array([0.002, 0.2]), "lam").tolist()))
+    bracket = tuple(c.unit(np.array([0.002, 0.2]), "lam").tolist())
+    found = ta.best_ridge(c.model, ALPHA, nodes=c.rule(LINES), bracket=bracket)
     return quantity(found, "lam") | {"gen_error": (found.gen_error.value, "risk"), "place": str(found.place)}
 
 
 def path(c):
-    found = ta.trace_branch(c.model, "alpha", (1.0, 2.0), nodes=ta.Lines(3, replicates=2), alpha=1.5, step=0.2)
+    nodes = c.rule(ta.Lines(3, replicates=2))
+    found = ta.trace_branch(c.model, "alpha", (1.0, 2.0), nodes=nodes, alpha=1.5, step=0.2)
     return {
         f"{k} {name}": a
         for k, p in enumerate(found)
@@ -251,7 +268,7 @@ PHASES = {
     "linear_crossing": Question(ta.linear_crossing, crossing, without=(*LINED, "unit of the loss"), long=True),
     "find_event": Question(ta.find_event, pitchfork, without=LINED, long=True),
     "branch_ends": Question(ta.branch_ends, ends, without=LINED, long=True),
-    "sweep": Question(ta.sweep, curve, long="recompiled"),
+    "sweep": Question(ta.sweep, curve, long=True),
     "phase_diagram": Question(ta.phase_diagram, diagram, long=True),
     "best_ridge": Question(ta.best_ridge, best, without=LINED, long=True),
     "trace_branch": Question(ta.trace_branch, path, without=LINED, long=True),
@@ -261,26 +278,30 @@ PHASES = {
 
 
 def broken(c):
-    point = ta.solve_1rsb(c.model, 1.0, "positional", order=3, replicates=2)
+    point = ta.rsb.solve(c.model, 1.0, "positional", order=3, replicates=2)
     names = "s train_loss elevation gen_error energy"  # the complexity is zero in the ground state
     overlaps = numbers(point.replicates.overlaps, "q1 q0 V")
     return {"status": point.status_name, **overlaps, **numbers(point.replicates, names)}
 
 
 def moved(c):
-    rs = ta.critical_alpha(c.model, LINES, bracket=(0.5, 8.0))
-    return quantity(ta.transition_1rsb(c.model, transition=rs, order=3, replicates=2))
+    rs = ta.critical_alpha(c.model, c.rule(LINES), bracket=(0.5, 8.0))
+    return quantity(ta.rsb.transition(c.model, transition=rs, order=3, replicates=2))
 
 
 TWO_UNITS = {name: UNITS[name] for name in ("", "small tokens")}  # they share their programs
 RSB = {
-    "transition_1rsb": Question(ta.transition_1rsb, moved, TWO_UNITS, long=True),
-    "solve_1rsb": Question(ta.solve_1rsb, broken, TWO_UNITS, long=True),
+    "transition_1rsb": Question(ta.rsb.transition, moved, TWO_UNITS, long=True),
+    "solve_1rsb": Question(ta.rsb.solve, broken, TWO_UNITS, long=True),
 }
 
 # --- finite size
 
 STUDENT = np.random.default_rng(2).standard_normal((D, 2))
+
+
+def weights(c):
+    return c.weights(STUDENT[:, : c.model.shape[1]])
 
 
 def run(result, names="train_loss gradient_norm:gradient"):
@@ -296,7 +317,7 @@ def trained(*init, penalty=None, names="train_loss gradient_norm:gradient", **op
         if "value" in options:
             given["value"] = c.unit(options["value"], "output")
         kinds = {} if penalty is None else {"penalty": ta.L1(c.unit(penalty, "gradient"))}
-        start = init[0] if init else c.weights(STUDENT[:, : c.model.shape[1]])
+        start = init[0] if init else weights(c)
         data = c.labelled() if options.get("exact") else c.data()
         return run(ta.train(c.twin.model(**kinds), data, start, **given), names)
 
@@ -304,7 +325,7 @@ def trained(*init, penalty=None, names="train_loss gradient_norm:gradient", **op
 
 
 def passed(c):
-    return run(ta.gamp(c.model, c.data(), c.weights(STUDENT[:, : c.model.shape[1]]), steps=15), "train_loss")
+    return run(ta.gamp(c.model, c.data(), weights(c), steps=15), "train_loss")
 
 
 def with_penalty(c):
@@ -313,9 +334,9 @@ def with_penalty(c):
 
 
 def held_out(c):
-    model, data, Q = c.model, c.data(), c.weights(STUDENT[:, :1])
-    fresh = ta.heldout_error(model, data, Q, KEY, sentences=256)
-    exact = ta.heldout_error(model, data, Q, KEY, sentences=256, exact=True)
+    model, data, Q = c.model, c.data(), weights(c)
+    fresh = ta.finite.heldout_error(model, data, Q, KEY, sentences=256)
+    exact = ta.finite.heldout_error(model, data, Q, KEY, sentences=256, exact=True)
     return {"value": (fresh.value, "risk"), "exact": (exact.value, "output"), "bar": (exact.stderr, "output")}
 
 
@@ -328,7 +349,7 @@ def instances(c):
 
 
 def baseline(c):
-    found = ta.linear_baseline(c.labelled(), ridge=c.unit(4.0, "output"))
+    found = ta.finite.linear_baseline(c.labelled(), ridge=c.unit(4.0, "output"))
     return numbers(found, "W gen_error:output stderr:output") | {"train_error": (found.train_error, "output")}
 
 
@@ -343,25 +364,29 @@ FINITE = {
     "gamp, penalty": Question(ta.gamp, with_penalty, UNITS),
     "gamp": Question(ta.gamp, passed, without=("classes",), long="recompiled"),
     "posterior_mean": Question(
-        ta.posterior_mean, lambda c: run(ta.posterior_mean(c.model, c.data(), steps=10), ""), UNITS
+        ta.bayes.posterior_mean, lambda c: run(ta.bayes.posterior_mean(c.model, c.data(), steps=10), ""), UNITS
     ),
     "spectral_direction": Question(
-        ta.spectral_direction, lambda c: {"direction": (ta.spectral_direction(c.model, c.data()), "1")}, UNITS
+        ta.bayes.spectral_direction,
+        lambda c: {"direction": (ta.bayes.spectral_direction(c.model, c.data()), "1")},
+        UNITS,
     ),
     "risk": Question(
-        ta.risk,
-        lambda c: {"risk": (ta.risk(c.model, c.data(), c.weights(STUDENT[:, :1])), "risk")},
+        ta.finite.risk,
+        lambda c: {"risk": (ta.finite.risk(c.model, c.data(), weights(c)), "risk")},
         without=("classes",),
     ),
-    "heldout_error": Question(ta.heldout_error, held_out, UNITS),
+    "heldout_error": Question(ta.finite.heldout_error, held_out, UNITS),
     "run_instances": Question(ta.run_instances, instances, UNITS, long="recompiled"),
     "diagnose": Question(
-        ta.diagnose,
-        lambda c: {name: (finding[:3], "1") for name, finding in vars(ta.diagnose(c.model, c.data())).items()},
+        ta.finite.diagnose,
+        lambda c: {name: (finding[:3], "1") for name, finding in vars(ta.finite.diagnose(c.model, c.data())).items()},
         without=("a spectator", "classes", "span of the encodings"),
     ),
-    "linear_baseline": Question(ta.linear_baseline, baseline, UNITS),
-    "realised": Question(ta.realised, lambda c: {"rho": (ta.realised(c.model, c.data()).rho[:2], "theta")}),
+    "linear_baseline": Question(ta.finite.linear_baseline, baseline, UNITS),
+    "realised": Question(
+        ta.finite.realised, lambda c: {"rho": (ta.finite.realised(c.model, c.data()).rho[:2], "theta")}
+    ),
     "sample_data": Question(
         ta.sample_data,
         lambda c: numbers(ta.sample_data(c.model, D, N / D, KEY), "x:token y:field teacher:weight encodings:token"),
@@ -376,45 +401,46 @@ WIDE_NUMBERS = "q m:q V trace:field train_loss gen_error energy distance:q share
 
 
 def wide(c):
-    point = ta.solve(c.model, 1.0)
+    point = ta.wide.solve(c.model, 1.0)
     return {"status": point.status_name, **numbers(point, WIDE_NUMBERS)}
 
 
 def wide_optimum(c):
-    point = ta.bayes(c.model, 0.1)
+    point = ta.wide.bayes(c.model, 0.1)
     return {"status": point.status_name, **numbers(point, "q distance:q noise:q perfect_alpha")}
 
 
 def onset(c):
     model = c.twin.model(encodings="long", mixing=[[0.8, 0.2], [0.2, 0.8]], omega=0.4)
-    return {"alpha": (ta.critical_alpha(model).alpha, "1")}
+    return {"alpha": (ta.wide.onset(model).alpha, "1")}
 
 
 WIDE_LAYERS = {
-    "wide solve": Question(ta.solve, wide, WIDE, long="recompiled"),
-    "wide bayes": Question(ta.bayes, wide_optimum, WIDE),
-    "wide critical_alpha": Question(ta.critical_alpha, onset, WIDE, long=True),
+    "wide solve": Question(ta.wide.solve, wide, WIDE, long="recompiled"),
+    "wide bayes": Question(ta.wide.bayes, wide_optimum, WIDE),
+    "wide onset": Question(ta.wide.onset, onset, WIDE, long=True),
 }
 QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE | WIDE_LAYERS
 
 # Public names that no twin applies to, by the reason.
 WITHOUT = {
-    "a part of every question": "GaussHermite Lines MonteCarlo Sobol Settings Overlaps Axis EVENTS Data Model "
-    "AttentionLayer DotProduct SpectralLaw TokenClassMixture Preimages orbit WideLayer WideDotProduct Wishart "
-    "Penalty L1",
+    "a part of every question": "GaussHermite Lines MonteCarlo Sobol Settings Overlaps Axis Data Model "
+    "AttentionLayer DotProduct SpectralLaw TokenClassMixture bayes.Preimages bayes.orbit wide.Layer wide.DotProduct "
+    "wide.Wishart wide.SpectrumLaw Penalty L1",
     "attention of another form, under the same functions": " ".join(
         layer.__name__ for layer in LAYERS.values() if layer is not ta.DotProduct
     ),
-    "it computes no number from a model": "InputError Status Average error_bar load use_compilation_cache results",
+    "it computes no number from a model": "InputError Status load use_compilation_cache",
+    "a wide layer has no other unit, and the twins of its state show the rest": "wide.sample_data wide.train wide.gamp "
+    "wide.heldout_error wide.run_instances wide.perfect_recovery wide.ridge_recovery wide.position",
     "it computes no number, and every question calls it": "check",
-    "its task has no units, no encodings and no teacher": "histogram",
 }
 
 
 def tests_of(room):
     """Return the test of the questions about the functions of a room."""
     cases = [
-        pytest.param(name, twin, marks=[pytest.mark.long] * question.is_long(twin))
+        pytest.param(name, twin, marks=[pytest.mark.full] * question.is_long(twin))
         for name, question in QUESTIONS.items()
         if question.room == room
         for twin in question.twins

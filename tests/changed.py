@@ -1,7 +1,7 @@
 """The tests of what changed: `pytest --changed` selects those of the files that differ from main.
 
 A changed module selects the tests of its room, and the tests of the package as a whole that are quick. Rooms that
-import the changed one are left to the fast suite.
+import the changed one are left to the default tests.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import subprocess
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_WHOLE = tuple(
-    f"tests/test_{name}.py" for name in "arguments asked interfaces mutants pages precision prose rooms".split()
-)
+_WHOLE = tuple(f"tests/test_{name}.py" for name in "arguments asked interfaces pages precision prose rooms".split())
 # Patterns of files, and the tests of what they match: files, or folders with all their tests. The first match counts.
 _PLACES = (
     (r"tiedattn_jax/(\w+)/", (r"tests/\1/", *_WHOLE)),
@@ -23,7 +21,6 @@ _PLACES = (
     (r"docs/|notebooks/|[A-Z]+\.md", ("tests/test_pages.py", "tests/test_prose.py", "tests/test_notebooks.py")),
     (r"\.(ci|github)/", ("tests/test_workflows.py",)),
     (r"(tests/(\w+/)?test_\w+\.py)", (r"\1",)),
-    (r"(tests/\w+/)mutants\.toml", ("tests/test_mutants.py",)),
     (r"(tests/\w+/)", (r"\1",)),
     (r"tests/|pyproject\.toml", ("tests/",)),  # settings and helpers of all tests
 )

@@ -17,7 +17,7 @@ class Noisy(ta.DotProduct):
         return super().target(Y + NOISE * noise)
 
     def preimages(self, Y, noise):
-        return ta.orbit(Y + NOISE * noise, NOISE**2)
+        return ta.bayes.orbit(Y + NOISE * noise, NOISE**2)
 
 
 class Plain(ta.DotProduct):
@@ -25,7 +25,19 @@ class Plain(ta.DotProduct):
 
     def preimages(self, Y):
         signs = super().preimages(Y)
-        return ta.Preimages(signs.fields, signs.log_weight, signs.noise)
+        return ta.bayes.Preimages(signs.fields, signs.log_weight, signs.noise)
+
+
+class Unheard(ta.DotProduct):
+    """Noise on the labels that changes nothing: all numbers are those of `DotProduct`."""
+
+    noise = 1
+
+    def target(self, Y, noise):
+        return super().target(Y)
+
+    def preimages(self, Y, noise):
+        return super().preimages(Y)
 
 
 class NoisyPlain(Noisy):
@@ -33,7 +45,7 @@ class NoisyPlain(Noisy):
 
     def preimages(self, Y, noise):
         signs = super().preimages(Y, noise)
-        return ta.Preimages(signs.fields, signs.log_weight, signs.noise)
+        return ta.bayes.Preimages(signs.fields, signs.log_weight, signs.noise)
 
 
 class PhaseRetrieval(ta.Model):
@@ -52,7 +64,7 @@ class PhaseRetrieval(ta.Model):
         return ta.SpectralLaw(one[0], one, 0 * one[None], one[None], 0 * one[None])
 
     def preimages(self, Y):
-        return ta.orbit(Y)
+        return ta.bayes.orbit(Y)
 
 
 class Sampled(ta.DotProduct):

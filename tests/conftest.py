@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import budget
 import jax
 import jaxtyping
 import pytest
@@ -63,14 +64,6 @@ def pytest_sessionfinish(session, exitstatus):
         session.exitstatus = pytest.ExitCode.OK
 
 
-@pytest.fixture(scope="module")
-def fast_compilation():
-    """Switch most optimisations off, for modules whose programs take longer to compile than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def clear_programs():
     """Clear the compiled programs if they use half of the memory maps that Linux gives a process, or 3 GB."""
@@ -91,22 +84,23 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-_FOLDER = compiled.Traced.folder
-
-
 @pytest.fixture
-def monkeypatch(monkeypatch):
-    """Trace programs anew while a test replaces something: stored ones are neither used nor added to."""
-    patch = monkeypatch.setattr
+def fresh_programs(monkeypatch):
+    """Trace programs anew, for a test that replaces something which they contain: stored ones are not used or added."""
+    monkeypatch.setattr(compiled, "traced_in", lambda *_: None)
+    monkeypatch.setattr(compiled.Traced, "folder", None)
 
-    def replace_and_retrace(*args, **options):
-        if compiled.Traced.folder == _FOLDER:
-            patch(compiled, "traced_in", lambda *_: None)
-            patch(compiled.Traced, "folder", None)
-        patch(*args, **options)
 
-    monkeypatch.setattr = replace_and_retrace
-    return monkeypatch
+def pytest_runtest_setup(item):
+    budget.charge(None if "full" in item.keywords else item.path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keep_the_budget(request):
+    """Fail the last test of a file that compiles more than `budget.toml` allows."""
+    yield
+    if text := budget.excess(request.path):
+        pytest.fail(text)
 
 
 @pytest.fixture(scope="session")

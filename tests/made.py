@@ -14,7 +14,6 @@ from tiedattn_jax.base.arrays import unstacked
 from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.phases.events import as_event
-from tiedattn_jax.phases.questions import numbers_of_states
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
@@ -68,7 +67,7 @@ def states_near(model, alpha, nodes, start, free, settings) -> State:
     """The states that `solve` finds near a start under `jax.jit`, where the branch is data."""
     starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (nodes.replicates, *jnp.shape(a))), start)
     states = traced_states(*lax.stop_gradient((model, alpha)), nodes, free, settings, starts, False)
-    return with_tangents(model, alpha, nodes, free, states)
+    return with_tangents(states, model, alpha, nodes, free)
 
 
 def fixed_point(case=CASES[0], **numbers) -> ta.results.FixedPoint:
@@ -167,7 +166,7 @@ def changed(known, name, index, value):
 
 def means_of(diagram, name):
     """Means and error bars of a number of both branches, each (branch, y, x, ...)."""
-    parts = [numbers_of_states(branch)[name] for branch in (diagram.positional, diagram.semantic)]
+    parts = [branch.numbers()[name] for branch in (diagram.positional, diagram.semantic)]
     return tuple(map(np.stack, zip(*parts, strict=True)))
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import problems
+import public
 import pytest
 
 import tiedattn_jax as ta
@@ -37,9 +39,8 @@ def _values(a):
     return np.asarray(jax.random.key_data(a) if is_key else a)
 
 
-@cache
 def model():
-    return ta.DotProduct()
+    return problems.PROBLEMS["standard"].model
 
 
 @cache
@@ -54,9 +55,8 @@ def key(number):
     return jax.random.key(number)
 
 
-@cache
 def lines():
-    return ta.Lines(5).rule(model())
+    return problems.rule("lines")
 
 
 def weights():
@@ -69,7 +69,6 @@ LAYER = (dict, {
     "spectrum": ta.SpectralLaw.from_matrices(np.ones((2, 8)), np.eye(2, 8), np.ones((8, 1))),
 })  # fmt: skip
 ROUGH = ta.Settings(tol=1e-2)
-RULE = {"seed": 5, "replicates": 3, "block": 7}
 DESCENT = {"steps": 3, "rate": 0.03, "tol": 10.0, "key": key(3), "scale": 0.7}
 GAMP = {"init": "positional", "steps": 3, "tol": 1e6, "damping": 0.4, "key": key(3)}
 
@@ -78,22 +77,23 @@ CHANGES = {
     **dict.fromkeys((layer.__name__ for layer in LAYERS.values()), LAYER),
     "CausalDotProduct": (dict, {**LAYER[1], "mixing": [[1.0, 0.0], [0.2, 0.8]]}),
     "UntiedDotProduct": (dict, {k: v for k, v in LAYER[1].items() if k != "spectrum"} | {"teacher": 2 * np.eye(2)}),
-    "error_bar": (lambda: {"values": jnp.arange(4.0)}, {"values": jnp.arange(4.0) ** 2}),
-    "orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
+    "bayes.orbit": (lambda: {"U": jnp.ones((2, 1))}, {"U": 2 * jnp.ones((2, 1)), "noise": 0.1}),
     "sample_data": (
         lambda: {"model": model(), "d": 20, "alpha": 1.0, "key": key(0)},
         {"model": ta.DotProduct(sigma=0.7), "d": 22, "alpha": 1.5, "key": key(1), "normalise": True, "stored": False},
     ),
-    "realised": (lambda: {"model": model(), "data": data()}, {"model": ta.DotProduct(omega=0.6), "data": data(2)}),
-    "spectral_direction": (  # the direction is the same for all omega
+    "finite.realised": (
+        lambda: {"model": model(), "data": data()}, {"model": ta.DotProduct(omega=0.6), "data": data(2)}
+    ),
+    "bayes.spectral_direction": (  # the direction is the same for all omega
         lambda: {"model": model(), "data": data(), "key": key(0)}, {"data": data(2), "key": key(1)}
     ),
-    "risk": (
+    "finite.risk": (
         lambda: {"model": model(), "data": data(), "Q": weights()},
         {"model": ta.DotProduct(lam=0.1), "data": data(2), "Q": 2 * weights(), "exact": True},
     ),
-    "linear_baseline": (lambda: {"data": data()}, {"data": data(2), "ridge": 0.1, "test": data(2)}),
-    "heldout_error": (
+    "finite.linear_baseline": (lambda: {"data": data()}, {"data": data(2), "ridge": 0.1, "test": data(2)}),
+    "finite.heldout_error": (
         lambda: {"model": model(), "data": data(), "Q": weights(), "key": key(0), "sentences": 50},
         {"model": ta.DotProduct(omega=0.6), "data": data(2), "Q": 2 * weights()}
         | {"key": key(1), "sentences": 60, "exact": True, "W": 0.1 * jnp.eye(30)},
@@ -120,33 +120,34 @@ CHANGES = {
         lambda: {"model": model(), "parameter": "alpha", "limits": (1.9, 2.1), "nodes": lines(), "points": 3},
         {"settings": ROUGH},
     ),
-    "sweep": (
-        lambda: {"model": model(), "question": "alpha_c", "sigma": [0.5], "nodes": lines(), "follow": True},
-        {"settings": ROUGH},
-    ),
-    "threshold": (lambda: {"model": model(), "name": "encodings separate"}, {"nodes": ta.Sobol(2**8)}),
-    "sgd": (lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0}, {"steps": 4}),
-    "posterior_mean": (
+    "dynamics.separation": (lambda: {"model": model(), "direction": "encodings"}, {"nodes": ta.Sobol(2**8)}),
+    "dynamics.sgd": (lambda: {"model": model(), "start": (0.4, 0.3, 0.2), "eta": 0.1, "until": 1.0}, {"steps": 4}),
+    "bayes.posterior_mean": (
         lambda: {"model": model(), "data": data(), "key": key(0), "steps": 3}, {"init": "teacher", "tol": 10.0}
     ),
 }  # fmt: skip
 
 # Arguments that no test gives to the public function. Some tests give them to what is behind it.
 WITHOUT = {
-    "check": "even",
+    "bayes.perfect_recovery": "nodes",
+    "branch_ends": "settings sensitivities",
     "gamp": "response",
-    "phase_diagram": "numbers width out resume progress",
-    "solve_1rsb": "s seed progress",
-    "sweep": "kappa numbers",
-    "transition_1rsb": "lines replicates seed progress",
+    "linear_crossing": "bracket",
+    "phase_diagram": "axes width out resume progress numbers",
+    "rsb.solve": "seed progress",
+    "rsb.transition": "lines replicates seed progress",
+    "sweep": "given",
+    "train": "labels",
+    "wide.gamp": "key",
+    "wide.onset": "nodes progress",
+    "wide.run_instances": "nodes progress",
+    "wide.solve": "progress",
 }
 
 
 def public_functions():
-    for name in dir(ta):
-        function = getattr(ta, name)
-        if not name.startswith("_") and callable(function) and not inspect.isclass(function):
-            yield name, [p for p in inspect.signature(function).parameters if p != "extra_fields"]
+    for name, function in public.functions():
+        yield name, [p for p in inspect.signature(function).parameters if p != "extra_fields"]
 
 
 @cache
@@ -160,8 +161,8 @@ def given():
             for call in ast.walk(test):
                 if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                     continue
-                name = call.func.attr
-                if isinstance(call.func.value, ast.Name) and call.func.value.id == "ta" and name in signatures:
+                name = ast.unparse(call.func).removeprefix("ta.")
+                if ast.unparse(call.func).startswith("ta.") and name in signatures:
                     positional = signatures[name][: len(call.args)]
                     pairs |= {(name, a) for a in (*positional, *(k.arg for k in call.keywords))}
     return pairs
@@ -174,33 +175,25 @@ def test_every_argument_has_a_test():
         assert missing == set(WITHOUT.get(name, "").split()), name
 
 
-RUNS = "gamp", "train"  # a program is compiled for many of their arguments
-SEARCHES = (
-    "best_ridge", "critical_alpha", "linear_crossing", "find_states", "trace_branch", "sweep", "threshold",
-    "sgd", "posterior_mean",
-)  # fmt: skip
-MARKS = dict.fromkeys(RUNS, pytest.mark.slow) | dict.fromkeys(SEARCHES, pytest.mark.long)
+QUICK = {
+    *"bayes.orbit finite.realised finite.risk finite.linear_baseline".split(),
+    *(layer.__name__ for layer in LAYERS.values()),
+}
+MARKED = [pytest.param(name, marks=[pytest.mark.full] * (name not in QUICK)) for name in CHANGES]
 
 
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [
-        pytest.param(name, argument, id=f"{name}-{argument}", marks=MARKS.get(name, ()))
-        for name, (_, changes) in CHANGES.items()
-        for argument in changes
-    ],
-)
-def test_an_argument_changes_the_result(name, argument):
+@pytest.mark.parametrize("name", MARKED)
+def test_every_argument_changes_the_result(name):
     make, changes = CHANGES[name]
-    function, base = getattr(ta, name), make()
-    value = changes[argument]
-    value = value() if inspect.isfunction(value) else value
-    assert differ(function(**base), function(**{**base, argument: value}))
+    function, base = (getattr(ta, name, None) or public.names()[name]), make()
+    result = function(**base)
+    for argument, value in changes.items():
+        assert differ(result, function(**{**base, argument: value})), argument
 
 
 def test_help_fits_one_screen():
     """`help` of a public function takes at most 50 lines of 120 columns."""
-    functions = {name: getattr(ta, name) for name in dir(ta) if inspect.isfunction(getattr(ta, name))}
+    functions = dict(public.functions())
     assert len(functions) > 30
     for name, function in functions.items():
         text = pydoc.plain(pydoc.render_doc(function, title="%s"))

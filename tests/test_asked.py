@@ -3,18 +3,17 @@
 from pathlib import Path
 
 import asked
-
-import tiedattn_jax as ta
+import public
 
 
 def test_every_public_name_is_asked_or_excused():
     functions = [question.function for question in asked.QUESTIONS.values()]
     excused = [name for names in asked.WITHOUT.values() for name in names.split()]
-    public = [name for name in dir(ta) if not name.startswith("_")]
-    missing = [name for name in public if name not in excused and getattr(ta, name) not in functions]
+    names = public.names()
+    missing = [name for name, value in names.items() if name not in excused and value not in functions]
     assert not missing, f"asked.QUESTIONS must ask, or asked.WITHOUT excuse, {missing}"
-    assert sorted(excused) == sorted(set(excused) & set(public))
-    assert not [name for name in excused if getattr(ta, name) in functions]
+    assert sorted(excused) == sorted(set(excused) & set(names))
+    assert not [name for name in excused if names[name] in functions]
 
 
 def test_every_room_with_questions_has_their_tests():

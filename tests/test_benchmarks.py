@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace as Namespace
 
 import jax.numpy as jnp
+import made
 import numpy as np
 import pytest
 from cases import CASES
@@ -51,26 +52,18 @@ class Clock:
         return sum(args)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    def set_up(*calls):
-        clock = Clock(*calls)
-        monkeypatch.setattr(suite.time, "perf_counter", clock)
-        return clock
-
-    return set_up
-
-
 def measured(benchmark="stub", case="one", size=2, **numbers):
     defaults = {"unit": "call", "compile": 3.0, "seconds": 2.0, "lower": 1.0, "upper": 4.0, "repeat": 5}
     return suite.Measurement(benchmark, case, size, **defaults | numbers)
 
 
-# One measurement
+def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(monkeypatch):
+    def clock(*calls):
+        clock = Clock(*calls)
+        monkeypatch.setattr(suite.time, "perf_counter", clock)
+        return clock
 
-
-def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(clock, monkeypatch):
-    fn, slower, waited = clock(10.0, 1.0, 9.0, 2.0, 4.0, 3.0).fn, measured(case="slow", seconds=6.0), []
+    fn, slower = clock(10.0, 1.0, 9.0, 2.0, 4.0, 3.0).fn, measured(case="slow", seconds=6.0)
     options = {"repeat": 5, "unit": "step", "units": 2, "error": lambda v: v / 6, "against": [slower]}
     m = suite.measure("stub", "one", 7, fn, 1, 2, **options)
     assert (m.benchmark, m.case, m.size, m.unit, m.repeat) == ("stub", "one", 7, "step", 5)
@@ -79,10 +72,6 @@ def test_the_first_call_is_apart_and_the_others_have_median_and_quartiles(clock,
     # What is not compiled is measured from its first call.
     m = suite.measure("stub", "one", 1, clock(8.0).fn, 4, repeat=1, compiled=False, units=lambda result: result)
     assert (m.compile, m.seconds, m.lower, m.upper) == (None, 2.0, 2.0, 2.0)
-    # A time ends when the arrays are there.
-    monkeypatch.setattr(suite.jax, "block_until_ready", lambda result: waited.append(result) or result)
-    suite.measure("stub", "one", 1, clock(*[1.0] * 4).fn, repeat=3)
-    assert len(waited) == 4
 
 
 # The file, the table, the pictures
@@ -103,49 +92,34 @@ def test_file_of_a_machine_and_a_date(tmp_path):
         assert suite.write(path, about, rows) == kept and suite.read(path) == (about, kept)
 
 
-def test_a_line_of_the_table_says_all():
+def test_the_table_and_the_pictures(tmp_path):
     text = str(measured(error=0.00123, ratios={"slow": 250.0}, unit="cell"))
     assert all(part in text for part in ("stub", "one", "2 cell", "1 to 4", "0.0012", "250 x slow"))
-    assert str(measured(compile=None)).split()[3] == "-"
-    assert suite.HEADER.index("median") == text.index("2 cell")
-
-
-def test_pictures(tmp_path, monkeypatch):
-    titles = []
-    original = suite.panels
-    monkeypatch.setattr(suite, "panels", lambda *a, **k: titles.append(a[2]) or original(*a, **k))
-    names = [f"stub {k}" for k in range(5)]
-    rows = [measured(name, size=size, error=1e-3 if name == "stub 1" else None) for name in names for size in (4, 2)]
-    pictures = suite.draw(tmp_path / "file.json", rows, dict.fromkeys(names, "nodes"))
+    assert str(measured(compile=None)).split()[3] == "-" and suite.HEADER.index("median") == text.index("2 cell")
+    rows = [measured(name, size=size, error=1e-3 if name == "b" else None) for name in "ab" for size in (4, 2)]
+    pictures = suite.draw(tmp_path / "file.json", rows, {"a": "nodes", "b": "nodes"})
     assert [p.name for p in pictures] == ["file-precision.png", "file-size.png"]
     assert all(p.read_bytes()[:4] == b"\x89PNG" for p in pictures)
-    assert titles == [["stub 1"], names[:4]]
-    size_pictures = suite.draw(tmp_path / "none.json", rows[:2], {"stub 0": "nodes"})
+    size_pictures = suite.draw(tmp_path / "none.json", rows[:2], {"a": "nodes"})
     assert [p.name for p in size_pictures] == ["none-size.png"]
 
 
 # The command
 
 
-@pytest.fixture
-def stub(monkeypatch):
-    """A cheap benchmark, and the record of its calls."""
+def test_command(tmp_path, capsys, monkeypatch):
     calls = []
 
     def run(sizes, repeat):
         calls.append((tuple(sizes), repeat))
         for size in sizes:
-            yield suite.measure("stub", "sum", size, jnp.sum, jnp.ones(size), repeat=repeat, error=lambda s: s / 10)
+            yield suite.measure("stub", "sum", size, np.sum, np.ones(size), repeat=repeat, error=lambda s: s / 10)
 
     monkeypatch.setitem(BENCHMARKS, "stub", Benchmark(run, "a sum", "terms", (2, 3)))
     monkeypatch.setattr(command.jax, "clear_caches", lambda: calls.append("cleared"))
-    return calls
-
-
-def test_command(stub, tmp_path, capsys):
     assert command.main(["stub", "--out", str(tmp_path)]) == 0
     assert command.main(["stub", "--sizes", "4", "--repeat", "2", "--out", str(tmp_path)]) == 0
-    assert stub == ["cleared", ((2, 3), 5), "cleared", ((4,), 2)]
+    assert calls == ["cleared", ((2, 3), 5), "cleared", ((4,), 2)]
     [path] = tmp_path.glob("*.json")
     assert [(m.size, m.error) for m in suite.read(path)[1]] == [(4, pytest.approx(0.4))]
     assert json.loads(path.read_text())["about"]["date"] == time.strftime("%Y-%m-%d")
@@ -153,9 +127,6 @@ def test_command(stub, tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed.count(suite.HEADER) == 2 and sum(line.startswith("stub") for line in printed) == 3
     assert printed[-3:] == [str(path), *sorted(map(str, tmp_path.glob("*.png")))]
-
-
-def test_bad_input(stub, tmp_path, capsys):
     for arguments, message in (
         ("stub unknown", f"benchmark must be one of {', '.join(BENCHMARKS)}"),
         ("stub --repeat 0", "repeat must be an integer of at least 1"),
@@ -164,13 +135,13 @@ def test_bad_input(stub, tmp_path, capsys):
     ):  # fmt: skip
         with pytest.raises(SystemExit) as stop:
             command.main([*arguments.split(), "--out", str(tmp_path)])
-        assert stop.value.code == 2 and message in capsys.readouterr().err and not stub
+        assert stop.value.code == 2 and message in capsys.readouterr().err and len(calls) == 4
 
 
 # Benchmarks and comparators
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", TINY)
 def test_benchmark(name):
     measurements = list(BENCHMARKS[name].run((TINY[name],), 1))
@@ -192,7 +163,6 @@ def test_error_of_the_worst_order_parameter():
 
 
 def test_invariants_do_not_see_a_rotation():
-    """Invariants do not change if two columns of weights are rotated; their means over tokens equal closed forms."""
     rng, losses = np.random.default_rng(0), np.arange(3.0)
     q, V = (a @ np.swapaxes(a, -1, -2) for a in rng.standard_normal((2, 3, 2, 2, 2)))
     theta, m, O = (rng.standard_normal(shape) for shape in ((3, 2, 2, 1), (3, 2, 2), (2, 2)))
@@ -220,7 +190,7 @@ def test_numpy_monte_carlo_finds_the_lowest_minimum():
 
 
 def test_numpy_monte_carlo_iterates_the_same_map():
-    """The Monte Carlo in numpy iterates the same map: a known fixed point is its own image, up to scatter."""
+    """A known fixed point is its own image, up to scatter."""
     case, p = CASES[0], published.problem(2.0)
     x = published.Overlaps(case.q, case.m, case.V, case.theta)
     images = []
@@ -233,7 +203,7 @@ def test_numpy_monte_carlo_iterates_the_same_map():
 
 
 def test_published_iteration_takes_other_conjugates():
-    """The published iteration takes other conjugates, ends where they send every state, and counts its damped steps."""
+    """It ends where they send every state, and counts its damped steps."""
     p, calls = published.problem(2.0), []
     hats = published.Overlaps(0.1, 0.0, 0.05, 0.2)
     result = published.solve(2.0, tol=1e-6, hats=lambda x, p: calls.append(x) or hats)
@@ -258,7 +228,7 @@ def test_further_steps_of_breaking():
         assert elevation(s, [width, 1 - width]) < best
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_two_steps_where_every_sample_chooses_a_sign():
     """For few samples, steps of breaking give energies of the SK model; one step equals the result by hand.
 
@@ -315,16 +285,17 @@ def test_float32_is_held_against_float64():
     assert second.split() == ["zero", "+0", "0.0e+00", "0.0e+00"]
 
 
-def test_minima_of_an_instance(solved, nodes):
+@pytest.mark.full
+def test_minima_of_an_instance(model):
     """The lowest minimum on the branch counts; minima off the branch and copies of one minimum do not."""
-    rs = solved(2.0, "positional")
+    rs = made.fixed_point(CASES[1])
 
     def ends(*losses, on_branch=True):
         a = jnp.asarray(losses) * float(rs.train_loss)
         return minima.Minima(a, a, 0 * a + 1.1 * float(rs.q), 0 * a + abs(rs.m), a > 0 if on_branch else a < 0)
 
     rounds = [ends(1.02), ends(1.03, 1.01, 1.01), ends(0.9, on_branch=False), ends(1.01, 1.02)]
-    row = minima.row(rs, nodes.replicate(0), rounds)
+    row = minima.row(rs, ta.GaussHermite(2, replicates=1).rule(model).replicate(0), rounds)
     np.testing.assert_allclose([row["training"]["loss"], row["lowest"]["loss"], row["lowest"]["q"]], [2, 1, 10])
     assert row["lowest"]["eps_g"] > 1 and row["lowest after one round"] == row["lowest"]
     counts = ("runs on the branch", "runs at the lowest, last round", "distinct minima")

@@ -8,33 +8,27 @@ import changed
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# By file: tests that it selects, and some that it does not select.
+SELECTED = {
+    "tiedattn_jax/phases/sweep.py": ("phases/ test_prose.py", "model/ test_paper.py"),
+    "tiedattn_jax/__init__.py": ("test_arguments.py test_rooms.py", "phases/"),
+    "docs/howto/grids.md": ("test_pages.py test_prose.py", "test_site.py"),
+    "docs/layout.py": ("test_site.py", "test_prose.py"),
+    "README.md": ("test_pages.py", "test_rooms.py"),
+    "benchmarks/paper.py": ("test_paper.py", "test_rooms.py"),
+    ".github/workflows/lint.yml": ("test_workflows.py", "test_rooms.py"),
+    "tests/phases/test_sweep.py": ("phases/test_sweep.py", "phases/"),
+    "tests/finite/conftest.py": ("finite/", "phases/"),
+    "CITATION.cff": ("", "test_pages.py"),
+}
 
 
-@pytest.mark.parametrize(
-    ("file", "tests", "others"),
-    [
-        (
-            "tiedattn_jax/phases/sweep.py",
-            ["tests/phases/", "tests/test_prose.py"],
-            ["tests/model/", "tests/test_paper.py"],
-        ),
-        ("tiedattn_jax/__init__.py", ["tests/test_arguments.py", "tests/test_rooms.py"], ["tests/phases/"]),
-        ("docs/howto/grids.md", ["tests/test_pages.py", "tests/test_prose.py"], ["tests/test_site.py"]),
-        ("docs/layout.py", ["tests/test_site.py"], ["tests/test_prose.py"]),
-        ("README.md", ["tests/test_pages.py"], ["tests/test_rooms.py"]),
-        ("benchmarks/paper.py", ["tests/test_paper.py"], ["tests/test_rooms.py"]),
-        (".github/workflows/lint.yml", ["tests/test_workflows.py"], ["tests/test_rooms.py"]),
-        ("tests/phases/test_sweep.py", ["tests/phases/test_sweep.py"], ["tests/phases/", "tests/"]),
-        ("tests/finite/conftest.py", ["tests/finite/"], ["tests/"]),
-        ("tests/phases/mutants.toml", ["tests/test_mutants.py"], ["tests/phases/"]),
-        ("tests/made.py", ["tests/"], []),
-        ("CITATION.cff", [], ["tests/"]),
-    ],
-)
-def test_the_tests_of_a_file(file, tests, others):
+@pytest.mark.parametrize("file", SELECTED)
+def test_the_tests_of_a_file(file):
     found = changed.tests_of(file)
-    assert set(tests) <= set(found) and not set(others) & set(found)
-    assert all((ROOT / test).exists() for test in found)
+    tests, others = ({f"tests/{name}" for name in names.split()} for names in SELECTED[file])
+    assert tests <= set(found) and not (others | {"tests/"}) & set(found)
+    assert all((ROOT / test).exists() for test in found) and changed.tests_of("tests/made.py") == ["tests/"]
 
 
 def test_every_file_of_the_package_has_tests():

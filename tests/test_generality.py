@@ -1,4 +1,4 @@
-"""Attention layers other than the preset: each is a model of a few lines on the unchanged core."""
+"""Models of a few lines on the unchanged core: other attention layers, tokens of unequal norm, labels with noise."""
 
 import equinox as eqx
 import jax
@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
+from channels import Noisy, Sampled, model_of
+from simulated import assert_agrees
 
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES
@@ -41,16 +43,12 @@ def make(p, mixing, rank=1):
     return Layer(jnp.array(0.3), jnp.array(0.5), jnp.array(mixing), p, rank, lam=jnp.array(0.01))
 
 
-def three_tokens():
-    return make((1.0, 0.0, -1.0), [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
-
-
 def solve(model, branch, nodes):
     """Solve from the branch's start on all nodes at once, which needs one program; a coarse search first needs two."""
     return ta.solve(model, 2.0, branch, nodes, start=BRANCHES[branch].start(model))
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_rank_two_student_learns_both_mechanisms():
     model = make((1.0, -1.0), [[0.6, 0.4], [0.4, 0.6]], rank=2)
     fp = solve(model, None, ta.Sobol(2**13, replicates=1).rule(model))
@@ -67,24 +65,20 @@ def test_rank_two_student_learns_both_mechanisms():
 SIMULATED = {"train_loss": (5.3731e-3, 1.0e-5), "q": (0.15033, 9.9e-4), "theta": (0.18965, 7.7e-4)}
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_three_tokens_against_training():
-    model = three_tokens()
-    fp = solve(model, "semantic", ta.Sobol(2**13, replicates=2).rule(model))
+    """The positional state is unstable towards theta: training from the encodings ends in the semantic state."""
+    model = make((1.0, 0.0, -1.0), [[0.5, 0.3, 0.2], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]])
+    nodes = ta.Sobol(2**13, replicates=2).rule(model)
+    fp = solve(model, "semantic", nodes)
     assert bool(fp.ok)
     values = {"train_loss": fp.train_loss, "q": fp.overlaps.q[0, 0, 0], "theta": fp.overlaps.theta[0, 0, 0]}
     for k, (mean, bar) in SIMULATED.items():
         assert abs(values[k] - mean) <= 3 * bar, k
     assert float(fp.diagnostics.growth_m) < 1
-
-
-def test_three_token_positional_state_is_unstable_towards_theta():
-    """Training from the encodings therefore ends in the semantic state."""
-    model = three_tokens()
-    fp = solve(model, "positional", ta.Sobol(2**13, replicates=2).rule(model))
-    assert bool(fp.ok)
-    np.testing.assert_allclose(fp.overlaps.m[:, 0], fp.overlaps.m[0, 0] * jnp.array([1, 0, -1]), atol=1e-12)
-    assert float(fp.diagnostics.growth_theta) > 1
+    fp = solve(model, "positional", nodes)
+    np.testing.assert_allclose(fp.overlaps.m[:, 0], fp.overlaps.m[0, 0] * np.array([1, 0, -1]), atol=1e-12)
+    assert bool(fp.ok) and float(fp.diagnostics.growth_theta) > 1
 
 
 class UnequalNorms(ta.DotProduct):
@@ -106,7 +100,7 @@ def trained_on_unequal_norms(key, spread, d=400):
     return end.train_loss, abs(end.overlaps.theta[0, 0, 0]) / 0.25, end.overlaps.q[0, 0, 0] / 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fluctuating_norms_are_classes_of_tokens():
     """Tokens of a lognormal norm, as three classes of Gauss-Hermite variances; with equal norms the theory is off."""
     spread = 0.3
@@ -123,3 +117,15 @@ def test_fluctuating_norms_are_classes_of_tokens():
     assert np.all(np.abs(mean - theory) < 3 * bar)
     plain = np.array([equal.train_loss, equal.theta / 0.25, equal.q / 0.25])
     assert np.all(mean < plain - 6 * bar) and np.all(mean / plain - 1 < [-0.03, -0.06, -0.08])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "options", "alpha"), [(Noisy, {}, 3.0), (Sampled, {"omega": 0.1, "teacher": 4.0, "lam": 0.3}, 10.0)]
+)
+def test_noisy_labels_against_training_and_message_passing(kind, options, alpha):
+    model = model_of(kind, **options)
+    runs = None, lambda data, key: ta.gamp(model, data, "semantic", tol=1e-9)
+    nodes = ta.Sobol(2**13).rule(model)
+    results = [assert_agrees(model, 300, alpha, "semantic", nodes, run, bars=0.06, but=()) for run in runs]
+    np.testing.assert_allclose(*(result.values("train_loss") for result in results), rtol=1e-3)

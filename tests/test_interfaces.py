@@ -21,8 +21,8 @@ import tiedattn_jax as ta
 
 UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jax.experimental", "jax.export", "jaxlib")
 INTERFACES = {
-    "jax._src.compilation_cache": ["decompress_executable", "extract_executable_and_time", "get_executable_and_time"],
     "jax.core": ["ShapedArray", "Tracer"],
+    "jax.experimental.compilation_cache.compilation_cache": ["reset_cache"],
     "jax.experimental.multihost_utils": ["broadcast_one_to_all", "process_allgather"],
     "jax.experimental.pallas": ["cdiv", "pallas_call", "program_id"],
     "jax.experimental.pallas.triton": ["CompilerParams", "load", "store"],

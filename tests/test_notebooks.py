@@ -1,7 +1,6 @@
-"""The notebooks name what exists; the slow tests run them from first to last cell, at a small size."""
+"""The notebooks name what exists; `-m full` runs them from first to last cell, at a small size."""
 
 import ast
-import base64
 import importlib
 from pathlib import Path
 
@@ -68,18 +67,6 @@ def test_names_exist(path):
     assert not missing
 
 
-@pytest.mark.slow
-def test_histogram_task(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    parameters = 'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"'
-    notebook = execute("histogram_task.ipynb", tmp_path, parameters)
-    pictures = [base64.b64decode(picture) for picture in outputs(notebook, "image/png")]
-    assert len(pictures) == 6 and all(p.startswith(b"\x89PNG") for p in pictures)
-    (table,) = outputs(notebook, "text/markdown")
-    assert table.splitlines()[0] == "|  | semantic, 2 runs | positional, 2 runs |"
-    assert len(list((tmp_path / "some").iterdir())) == 5
-
-
 # By notebook: other values of its parameters, the number of its pictures, and words that it prints.
 RUNS = {
     "quick_start": ("ORDER = 5\nSIZE = 4", 2, ["d alpha_c / d sigma = -13.0", "4 x 4 cells"]),
@@ -102,6 +89,9 @@ RUNS = {
         "S = ()\nORDER = 3\nREPLICATES = 2\nDIMENSIONS = (100, 120)\nINSTANCES = (2, 2)\nSTARTS = 2", 2,
         ["1RSB ground state", "(ground state), ", "complexity ", "d = 120, 2 instances"],
     ),
+    "histogram_task": (
+        'RUNS = 2\nEPOCHS = 2\nFREE_EPOCHS = 2\nSTANDARD_EPOCHS = 2\nSAMPLES = 200\nCHECKPOINTS = "some"', 6, [],
+    ),
     "explore": ("SIZE = 4\nORDER = 3", 2, ["omega = 0.417, alpha = 1.87", "semantic branch at alpha = "]),
     "phase_diagram": (
         'SIZE = 4\nORDER = 5\nFINE = 5\nPOINTS = 3\nFOLDS = (2.174, 2.3, 1)\nBOUNDARIES = ("alpha_c",)', 6,
@@ -110,13 +100,17 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
-def test_other_notebooks(tmp_path, monkeypatch, name):
-    if name in ("jumps", "breaking"):  # their programs take longer to compile than to run
+def test_notebooks(tmp_path, monkeypatch, name):
+    if name in ("jumps", "breaking", "histogram_task"):  # their programs take longer to compile than to run
         monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     parameters, pictures, words = RUNS[name]
     notebook = execute(f"{name}.ipynb", tmp_path, parameters)
     printed = "".join(output.get("text", "") for output in all_outputs(notebook))
     assert len(outputs(notebook, "image/png")) == pictures and all(word in printed for word in words)
     assert name != "phase_diagram" or printed.count(" cells  ") > 1  # the table of regions
+    if name == "histogram_task":
+        (table,) = outputs(notebook, "text/markdown")
+        assert table.splitlines()[0] == "|  | semantic, 2 runs | positional, 2 runs |"
+        assert len(list((tmp_path / "some").iterdir())) == 5

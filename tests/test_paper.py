@@ -20,8 +20,6 @@ from benchmarks.paper.figures import FIGURES, chosen
 from benchmarks.paper.page import Row, page, section
 from benchmarks.paper.simulation import MEASURED, NUMBERS, QUANTITIES, exchange, measured
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 def silent(done, total):
     pass
@@ -198,7 +196,7 @@ def test_layers():
 
 
 def test_a_value_matrix_stands_beside_the_layer_without():
-    """A value matrix has no theory: its simulation stands beside that without, and each is trained as its own layer."""
+    """A value matrix has no theory: its simulation stands beside that without."""
     data = layer_data(PAIRS, theory={}, kind="value")
     figure, table = layers.draw(data), layers.rows(data)
     assert not any(axis.lines[len(axis.containers) :] for axis in figure.axes)
@@ -206,6 +204,10 @@ def test_a_value_matrix_stands_beside_the_layer_without():
     assert {"positional start", "positional start, no value matrix"} < texts
     assert [row.quantity.partition(",")[2] for row in table[2:]] == [" simulation", " simulation, tied"]
     assert all(row.ours == 2 and row.reason == "d = 5, 4 instances" for row in table[:2])
+
+
+@pytest.mark.full
+def test_a_value_matrix_lowers_the_loss():
     model, start, index = layers.model_of("value"), layers.STARTS["value"][0], MEASURED.index("train_loss")
     runs = (layers.train_of(kind) for kind in ("value", "tied"))
     with_value, without_value = (measured(model, 20, 1.0, start, 1, run)[index] for run in runs)
@@ -277,7 +279,7 @@ def test_draw_needs_data(tmp_path, capsys):
         assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_figure_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(adam, "REDUCED", {"d": [30], "runs": 2, "steps": 300})
     monkeypatch.setattr(adam, "SIZES", {"d": [40], "runs": 1, "steps": 300})

@@ -3,6 +3,8 @@
 jax writes the precision into a program while it traces it, so the tests read the text of the programs.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,8 +14,6 @@ from lowering import products
 import tiedattn_jax as ta
 from tiedattn_jax import counting
 from tiedattn_jax.base.arrays import precise
-
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 D = 24
@@ -29,34 +29,20 @@ def model_and_data(kind="rank two", **options):
     return model, ta.sample_data(model, D, 2.0, jax.random.key(0))
 
 
-def baseline(ridge):
-    return ta.linear_baseline(model_and_data("plain")[1], ridge=ridge).train_error
+def heldout(scale, exact=False):
+    model, data = model_and_data()
+    return ta.finite.heldout_error(model, data, scale * data.teacher, jax.random.key(1), sentences=8, exact=exact).value
 
 
-def heldout(exact):
-    def error(scale):
-        model, data = model_and_data()
-        return ta.heldout_error(model, data, scale * data.teacher, jax.random.key(1), sentences=8, exact=exact).value
-
-    return error
+def trained(scale, optimizer, kind="rank two", values=False, **options):
+    model, data = model_and_data(kind)
+    value = {"value": model.lam} if values else {}
+    return ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **value, **options).train_loss
 
 
-def trained(optimizer, kind="rank two", values=False, **options):
-    def loss(scale):
-        model, data = model_and_data(kind)
-        value = {"value": model.lam} if values else {}
-        run = ta.train(model, data, scale * data.teacher, optimizer=optimizer, steps=3, **value, **options)
-        return run.train_loss
-
-    return loss
-
-
-def message_passing(**options):
-    def loss(scale):
-        model, data = model_and_data(**options)
-        return ta.gamp(model, data, scale * data.teacher, steps=3).train_loss
-
-    return loss
+def message_passing(scale, **options):
+    model, data = model_and_data(**options)
+    return ta.gamp(model, data, scale * data.teacher, steps=3).train_loss
 
 
 def from_sentences(scale):
@@ -72,27 +58,29 @@ def from_sentences(scale):
 CALLS = {
     "data": lambda scale: model_and_data()[1].y * scale,
     "data of sentences": from_sentences,
-    "gamp": message_passing(),
-    "gamp with a penalty": message_passing(penalty=ta.L1(0.01)),
-    "train gd": trained("gd"),
-    "train adam": trained("adam", exact=True),
-    "train lbfgs": trained("lbfgs"),
-    "train with values adam": trained("adam", "plain", values=True),
-    "train with values lbfgs": trained("lbfgs", "plain", values=True),
-    "linear_baseline": baseline,
-    "heldout_error": heldout(False),
-    "heldout_error exact": heldout(True),
+    "linear_baseline": lambda ridge: ta.finite.linear_baseline(model_and_data("plain")[1], ridge=ridge).train_error,
+    "heldout_error": heldout,
+}
+DEAR = {
+    "gamp": message_passing,
+    "gamp with a penalty": partial(message_passing, penalty=ta.L1(0.01)),
+    "train gd": partial(trained, optimizer="gd"),
+    "train adam": partial(trained, optimizer="adam", exact=True),
+    "train lbfgs": partial(trained, optimizer="lbfgs"),
+    "train with values adam": partial(trained, optimizer="adam", kind="plain", values=True),
+    "train with values lbfgs": partial(trained, optimizer="lbfgs", kind="plain", values=True),
+    "heldout_error exact": partial(heldout, exact=True),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)  # calls of the theory are in test_compiling
-def test_products_in_single_precision_are_not_rounded(name):
+@pytest.mark.parametrize("name", [*CALLS, *(pytest.param(name, marks=pytest.mark.full) for name in DEAR)])
+def test_products_in_single_precision_are_not_rounded(name):  # calls of the theory are in test_compiling
     with jax.enable_x64(False):
-        all_products, rounded = products(text_of(CALLS[name], jnp.float32(1.0)))
+        all_products, rounded = products(text_of((CALLS | DEAR)[name], jnp.float32(1.0)))
     assert all_products and not rounded
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_products_of_the_theory_with_a_penalty_are_not_rounded():
     """Products are not rounded in the gradient with a penalty, where jax traces functions' own derivative rules."""
 
@@ -105,6 +93,7 @@ def test_products_of_the_theory_with_a_penalty_are_not_rounded():
     assert all_products and not rounded
 
 
+@pytest.mark.full
 def test_products_of_the_transformer_are_not_rounded(tmp_path):
     """Products are not rounded in any program that training the transformer compiles.
 

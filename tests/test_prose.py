@@ -18,11 +18,14 @@ from tiedattn_jax.averages import lines, moreau, nodes, recipes, rules
 from tiedattn_jax.averages.recipes import SIZES, default_recipe
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base import results
-from tiedattn_jax.dynamics import emergence, sgd, small_start
+from tiedattn_jax.dynamics.emergence import _MOST, _TOL
+from tiedattn_jax.dynamics.sgd import _TOL as _STEP_TOL, _TRACED
+from tiedattn_jax.dynamics.small_start import _ALPHA_RANGE
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best, locate, places, transitions
 from tiedattn_jax.phases.diagram import REGIONS
+from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine, newton, potentials
@@ -67,12 +70,12 @@ def line_row(order: int) -> str:
 
 
 MODEL = ta.DotProduct()
-BARS = float(ta.error_bar(jnp.array([-1.0, -1.0, 1.0, 1.0]))) / (np.std([-1.0, -1.0, 1.0, 1.0], ddof=1) / 2)
+BARS = float(ta.results.error_bar(jnp.array([-1.0, -1.0, 1.0, 1.0]))) / (np.std([-1.0, -1.0, 1.0, 1.0], ddof=1) / 2)
 FOUR = WORDS[rules.REPLICATES]
 UNRESOLVED = percent(results._UNRESOLVED_SHARE)
 SMALLEST_RTOL = 100 * np.finfo(np.float32).eps
 GRID = default_recipe(MODEL, SIZES["grid"]).rule(MODEL)
-TRAINED, FREED = (default(f"histogram.{name}", "epochs") for name in ("train", "unfreeze"))
+TRAINED, FREED = (default(f"counting.{name}", "epochs") for name in ("train", "unfreeze"))
 
 PAGES: dict[str, list[str]] = {
     "README.md": [f"needs Python {PYTHON} and JAX {JAX}, or newer"],
@@ -160,24 +163,25 @@ PAGES: dict[str, list[str]] = {
     "docs/api.md": [", ".join(f"`{name}`" for name in REGIONS)],
 }
 DOCSTRINGS: dict[str, list[str]] = {
-    "bayes": [f"else 2^{power(recipes.SOBOL_SIZES['labels'], 2)} Sobol points"],
-    "landscape": [f"by default 2^{power(recipes.SOBOL_SIZES['sphere'], 2)} Sobol points"],
-    "sweep": [f"for landscapes with a `size` 2^{power(recipes.SOBOL_SIZES['sphere map'], 2)} Sobol points"],
-    "population": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
-    "small_start": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
-    "threshold": ["between {:g} and {:,.0f}".format(*small_start._ALPHA_RANGE)],
-    "sgd": [
+    "bayes.solve": [f"else 2^{power(recipes.SOBOL_SIZES['labels'], 2)} Sobol points"],
+    "dynamics.landscape": [f"by default 2^{power(recipes.SOBOL_SIZES['sphere'], 2)} Sobol points"],
+    "dynamics.population": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
+    "dynamics.small_start": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
+    "dynamics.separation": ["between {:g} and {:,.0f}".format(*_ALPHA_RANGE)],
+    "dynamics.sgd": [
         f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
-        f"If it exceeds 1e{power(sgd._TOL, 10)} the steps are doubled",
-        f"there are {WORDS[sgd._TRACED]} between two points",
+        f"If it exceeds 1e{power(_STEP_TOL, 10)} there are four times as many steps",
+        f"there are {WORDS[_TRACED]} between two points",
     ],
-    "emergence": [
+    "dynamics.emergence": [
         f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
-        f"resolve the variances to 1e{power(emergence._TOL, 10)}, at most {emergence._MOST}",
+        f"resolve the variances to 1e{power(_TOL, 10)}, at most {_MOST}",
     ],
-    "heldout_error": [f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"],
+    "finite.heldout_error": [
+        f"above {evaluation._TEST_BLOCK} it is rounded up to a multiple of {evaluation._TEST_BLOCK}"
+    ],
     "run_instances": [f"by default 2^{power(SIZES['instances'], 2)}, {rules.REPLICATES} replicates"],
-    "solve_1rsb": [
+    "rsb.solve": [
         f"the jump mass is below {percent(rsb._MIN_JUMP_MASS)}",
         f"{2 * clusters._ALONG} * {clusters._ACROSS}^(L r - 1) nodes",
     ],
@@ -215,6 +219,5 @@ def test_extras():
 
 
 def test_events():
-    for page in ("api.md", "theory/observables.md"):
-        text = (ROOT / "docs" / page).read_text()
-        assert [name for name in ta.EVENTS if f"`{name}`" not in text and f'`"{name}"`' not in text] == []
+    page, doc = (ROOT / "docs" / "theory" / "observables.md").read_text(), words(ta.find_event.__doc__)
+    assert [name for name in EVENTS if f'`"{name}"`' not in page or f'"{name}"' not in doc] == []

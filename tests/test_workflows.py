@@ -40,34 +40,29 @@ def test_workflows_are_valid(path):
         subprocess.run(["bash", "-n", script], check=True)
 
 
+DATED = f"## {VERSION} (2026-01-31)"
+
+
 @pytest.mark.parametrize(
     ("tag", "section", "complaint"),
     [
-        ("v9.9.9", f"## {VERSION} (2026-01-31)", f"the tag must be v{VERSION}, "),
-        (VERSION, f"## {VERSION} (2026-01-31)", f"the tag must be v{VERSION}, "),
+        ("v9.9.9", DATED, f"the tag must be v{VERSION}, "), (VERSION, DATED, f"the tag must be v{VERSION}, "),
         (f"v{VERSION}", f"## {VERSION} (unreleased)", "CHANGELOG.md must have a section"),
-        (f"v{VERSION}", "## 9.9.9 (2026-01-31)", "CHANGELOG.md must have a section"),
-        (f"v{VERSION}", f"## {VERSION} (2026-01-31)", None),
+        (f"v{VERSION}", "## 9.9.9 (2026-01-31)", "CHANGELOG.md must have a section"), (f"v{VERSION}", DATED, None),
     ],
-)
+)  # fmt: skip
 def test_a_release_needs_its_version_and_its_section(tag, section, complaint, tmp_path):
     """The script stops before it builds anything if tag, version and changelog do not agree."""
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "release", tmp_path / ".ci")
-    version = tmp_path / "tiedattn_jax" / "base" / "__init__.py"
-    version.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "tiedattn_jax" / "base" / "__init__.py", version)
+    for file in (".ci/release", "tiedattn_jax/base/__init__.py"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{section}\n")
-    (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"  # ends the script where the build would begin
+    python.parent.mkdir()
     python.write_text("#!/bin/sh\necho build >&2\nexit 7\n")
     python.chmod(0o755)
-    run = subprocess.run(
-        [tmp_path / ".ci" / "release", tag],
-        env={"PATH": f"{python.parent}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PATH": f"{python.parent}:/usr/bin:/bin"}
+    run = subprocess.run([tmp_path / ".ci" / "release", tag], env=environment, capture_output=True, text=True)
     expected = (7, "build\n") if complaint is None else (1, complaint)
     assert run.returncode == expected[0] and run.stderr.startswith(expected[1])
 

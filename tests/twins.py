@@ -73,7 +73,7 @@ class Own(ta.DotProduct):
         return self.loss_unit * super().loss(Z, Y, *noise)
 
     def preimages(self, Y):
-        return ta.orbit(Y)
+        return ta.bayes.orbit(Y)
 
 
 ONE = Unit()
@@ -175,7 +175,7 @@ _EIGENVALUES = [0.0, 0.3, 1.0, 2.5]
 def _wide(c: float, eigenvalues: Any = _EIGENVALUES) -> Twin:
     options = {"beta": 1 / c, "tau": 0.05 / c, "teacher": c * np.array(eigenvalues)}
     split = len(eigenvalues) > len(_EIGENVALUES)
-    return Twin(lambda **more: ta.WideDotProduct(**options, **more), Unit(fields=c), recompiled=split)
+    return Twin(lambda **more: ta.wide.DotProduct(**options, **more), Unit(fields=c), recompiled=split)
 
 
 WIDE = {"": _wide(1.0), "small": _wide(2.0**-13), "large": _wide(2.0**13), "split atoms": _wide(1.0, _EIGENVALUES * 2)}
@@ -200,10 +200,15 @@ class Case:
         """Return the rotation of so many columns."""
         return np.eye(count) if self.twin.columns is None or count == 1 else self.twin.columns
 
-    def rule(self, recipe: Any, student: int | None = None) -> Rule:
-        """Return the rule of a recipe of single nodes, in the fields of the twin; `student` as in `Fields.of`."""
+    def rule(self, recipe: Any, student: int | str | None = None) -> Rule:
+        """Return the rule of a recipe; single nodes are in the fields of the twin.
+
+        Args:
+            student: as in `Fields.of`, or "label": as many fields as a label has.
+        """
         twin, t = self.twin, self.model.shape[2]
-        if twin.same:
+        student = self.standard.model().columns[1] if student == "label" else student
+        if twin.same or isinstance(recipe, ta.Lines):
             return recipe.rule(Fields.of(self.model, student))
         O = self._columns(t)
         root, turned = (np.linalg.cholesky(g[:t, :t]) for g in (GRAM, O @ GRAM[:t, :t] @ O.T))
@@ -239,7 +244,7 @@ class Case:
     def labelled(self) -> ta.Data:
         """Return the data with their exact labels."""
         data = self.data()
-        arrays = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma")}
+        arrays = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma", "means", "classes")}
         return ta.Data.from_sentences(data.inputs(), data.raw_labels(self.model), **arrays)
 
     def weights(self, Q: Any) -> Any:
@@ -302,22 +307,31 @@ _standard: dict[str, dict] = {}
 
 
 def _asked(name: str, question: Question, twin: str) -> dict:
-    case = Case(question.twins[twin], question.twins[""])
+    return asked_of(question, Case(question.twins[twin], question.twins[""]))
+
+
+def asked_of(question: Question, case: Case) -> dict:
+    """Return the numbers of a case as those of the standard setting, and its texts."""
     found = question.ask(case)
     return {name: a if isinstance(a, str) else case.back(a[1], a[0]) for name, a in found.items()}
 
 
-def check(name: str, question: Question, twin: str, rtol: float = 1e-7) -> None:
+def check(name: str, question: Question, twin: str) -> None:
     """Assert that the numbers of a twin are those of the standard setting, in its units."""
     if name not in _standard:
         _standard[name] = _asked(name, question, "")
-    expected, found = _standard[name], _asked(name, question, twin)
+    compare(_asked(name, question, twin), _standard[name])
+
+
+def compare(found: dict, expected: dict, rtol: float = 1e-7, least: float = 0.0) -> None:
+    """Assert that numbers are the expected ones to `rtol`, relative to their size or to the `least` one."""
     assert list(found) == list(expected)
     for key, b in expected.items():
         if isinstance(b, str):
             assert found[key] == b, key
         else:
             # The error by breaking and an error bar have the rounding of the loss and of the value.
-            scale = expected.get(key.replace("rs_error", "train_loss").replace("stderr", "value"), b)
-            size = np.max(np.abs(scale[np.isfinite(scale)]), initial=0.0)
+            whole = key.replace("rs_error", "train_loss").replace("stderr of", "mean").replace("stderr", "value")
+            scale = expected.get(whole, b)
+            size = np.max(np.abs(scale[np.isfinite(scale)]), initial=least)
             np.testing.assert_allclose(found[key], b, rtol=rtol, atol=rtol * size, err_msg=key)

@@ -1,7 +1,7 @@
 """The classes of results, for annotations and `isinstance`; the functions of `tiedattn_jax` return them.
 
 one state         FixedPoint, Overlaps, Conjugates, Diagnostics; StateEvolution
-numbers           Quantity, Average
+numbers           Quantity, Average; error_bar, the error bar of a mean over replicates
 branches          BranchPath
 many settings     Table, PhaseDiagram
 breaking          OneRSBPoint, OneRSBOverlaps
@@ -11,7 +11,7 @@ wide layers       WidePoint, WideSpectrum, WideOptimum, WideTraining
 finite size       GAMP, Training, Diagnosis
 """
 
-from .base.results import Average as Average
+from .base.results import Average as Average, error_bar as error_bar
 from .bayes.fixed_points import BayesPoint as BayesPoint
 from .dynamics.emergence import Emergence as Emergence
 from .dynamics.landscape import Landscape as Landscape
@@ -22,7 +22,7 @@ from .finite.diagnosis import Diagnosis as Diagnosis
 from .finite.message_passing import GAMP as GAMP
 from .finite.training import Training as Training
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
-from .phases.arclength import BranchPath as BranchPath
+from .phases.branch_path import BranchPath as BranchPath
 from .phases.diagram import PhaseDiagram as PhaseDiagram
 from .phases.table import Table as Table
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint
@@ -33,4 +33,4 @@ from .theory.state_evolution import StateEvolution as StateEvolution
 from .theory.states import FixedPoint as FixedPoint
 from .wide.finite import WideTraining as WideTraining
 from .wide.optimum import WideOptimum as WideOptimum
-from .wide.solve import WidePoint as WidePoint, WideSpectrum as WideSpectrum
+from .wide.states import WidePoint as WidePoint, WideSpectrum as WideSpectrum

@@ -46,12 +46,19 @@ def _curves(task: Task, model: ta.DotProduct) -> None:
         return
     rows: list[list[float]] = []
     for k, branch in enumerate(BRANCHES):
-        coarse = ta.sweep(model, branch, alpha=np.linspace(0.02, HIGHEST, 12), progress=task.bar(f"{branch}, roughly"))
+        coarse = ta.sweep(
+            ta.solve,
+            model,
+            branch=branch,
+            follow=True,
+            alpha=np.linspace(0.02, HIGHEST, 12),
+            progress=task.bar(f"{branch}, roughly"),
+        )
         ends = [end.alpha for end in branch_ends(coarse) if end.kind == "pitchfork" and end.side == "lower"]
         lowest = max(ends, default=0.0)
         # Order parameters grow like the square root of the distance to the pitchfork, so points are denser there.
         alphas = lowest + (HIGHEST - lowest) * np.linspace(0, 1, CURVE_POINTS)[1:] ** 2
-        curve = ta.sweep(model, branch, alpha=alphas, progress=task.bar(branch))
+        curve = ta.sweep(ta.solve, model, branch=branch, follow=True, alpha=alphas, progress=task.bar(branch))
         rows += [[k, float(p.alpha), *numbers(p), stable(p)] for p in curve.points if bool(p.exists)]
     keep(path, metadata, dict(zip(CURVE, np.array(rows).T, strict=True)))
 

@@ -5,7 +5,6 @@ from functools import partial
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import tiedattn_jax as ta
@@ -14,47 +13,31 @@ from tiedattn_jax.averages.rules import Fields, check_rule
 from tiedattn_jax.base.errors import InputError
 
 SOBOL, PLAIN, GRID, LINES = ta.Sobol, ta.MonteCarlo, ta.GaussHermite, ta.Lines
-BAD = [  # refused when the recipe is made
-    (SOBOL, {"n": 8}, "n must be an integer of at least 16, got n=8"),
+BAD = [  # refused when the recipe is made; what an integer is, is tested in `base/test_errors.py`
+    (SOBOL, {"n": 8}, "n must be an integer of at least 16, got n=8"), (SOBOL, {"n": 64.0}, "n must be an integer"),
     (SOBOL, {"n": 1000}, "n must be a power of two for Sobol points, got n=1000: use 512 or 1024"),
-    (SOBOL, {"n": 0}, "n must be an integer of at least 1"), (SOBOL, {"n": 64.0}, "n must be an integer"),
-    (SOBOL, {"n": True}, "n must be an integer"), (SOBOL, {"n": "64"}, "n must be an integer"),
-    (SOBOL, {"n": 2**40}, "n must be at most 2.30"),
-    (SOBOL, {"n": 64, "seed": -1}, "seed must be an integer of at least 0"),
-    (SOBOL, {"n": 64, "seed": 2**63}, "seed must be below 2.63"),
-    (SOBOL, {"n": 64, "seed": 1.5}, "seed must be an integer"),
-    (SOBOL, {"n": 64, "replicates": 0}, "replicates must be"),
-    (SOBOL, {"n": 64, "replicates": None}, "replicates must be"), (SOBOL, {"n": 64, "block": 0}, "block must be"),
-    (SOBOL, {"n": 64, "block": 2.0}, "block must be"), (SOBOL, {"n": jnp.array(64)}, "n must be an integer"),
-    (PLAIN, {"n": -5}, "n must be"), (PLAIN, {"n": 64, "block": 0}, "block must be"),
-    (PLAIN, {"n": 64, "seed": 2**64}, "seed must be below"),
-    (GRID, {"order": 0}, "order must be"), (GRID, {"order": 2.5}, "order must be"),
-    (GRID, {"order": 4, "seed": "a"}, "seed must be"), (GRID, {"least_weight": -1.0}, "least_weight must be from 0 to"),
-    (GRID, {"least_weight": 1e-3}, "least_weight must be"), (GRID, {"least_weight": "0"}, "least_weight must be"),
-    (LINES, {"order": 0}, "order must be"),
-    (LINES, {"order": -3}, "order must be"), (LINES, {"order": 2.5}, "order must be an integer"),
-    (LINES, {"order": "7"}, "order must be"),
-    (LINES, {"lines": 0}, "lines must be an integer of at least 1"),
-    (LINES, {"lines": 1000}, "lines must be a power of two"), (LINES, {"lines": -8}, "lines must be"),
-    (LINES, {"lines": 2**40}, "lines must be at most"), (LINES, {"points": 0}, "points must be"),
-    (LINES, {"points": 3}, "points must be from 4 to 256, with jumps=1"),
-    (LINES, {"points": 8, "jumps": 4}, "points must be from 10"),
-    (LINES, {"points": 257}, "points must be from 4 to 256"), (LINES, {"points": 24.0}, "points must be an integer"),
-    (LINES, {"jumps": 0}, "jumps must be"), (LINES, {"jumps": -1}, "jumps must be"),
-    (LINES, {"jumps": "two"}, "jumps must be"), (LINES, {"even": "yes"}, "even must be True or False"),
+    (SOBOL, {"n": 64, "seed": -1}, "seed must be an integer of at least 0"), (SOBOL, {"n": 2**31}, r"most 2\^30"),
+    (SOBOL, {"n": 64, "seed": 2**63}, "seed must be below 2.63"), (SOBOL, {"n": 64, "block": 0}, "block must be"),
+    (SOBOL, {"n": 64, "replicates": 0}, "replicates must be"), (PLAIN, {"n": 0}, "n must be"),
+    (GRID, {"order": 0}, "order must be"), (GRID, {"order": 4, "seed": "a"}, "seed must be"),
+    (GRID, {"least_weight": "0"}, "least_weight must be"), (GRID, {"least_weight": 1.2e-6}, "must be from 0 to 1e-6"),
+    (LINES, {"order": 0}, "order must be"), (LINES, {"order": 2.5}, "order must be an integer"),
+    (LINES, {"lines": 1000}, "lines must be a power of two"), (LINES, {"lines": 2**40}, "lines must be at most"),
+    (LINES, {"points": 3}, "points must be from 4 to 256, with jumps=1"), (LINES, {"jumps": 0}, "jumps must be"),
+    (LINES, {"points": 8, "jumps": 4}, "points must be from 10"), (LINES, {"points": 24.0}, "must be an integer"),
+    (LINES, {"points": 257}, "points must be from 4 to 256"), (LINES, {"even": "yes"}, "even must be True or False"),
     (LINES, {"direction": [[0.0], [0.0]]}, "direction must be finite, not zero and of shape"),
-    (LINES, {"direction": [[np.nan], [0.0]]}, "direction must be"), (LINES, {"direction": "x"}, "direction must be"),
-    (LINES, {"direction": 1.0}, "direction must be"), (LINES, {"direction": [[1j], [0.0]]}, "direction must be"),
-    (LINES, {"seed": 2**63}, "seed must be below"), (LINES, {"block": -1}, "block must be"),
-    (LINES, {"block": "big"}, "block must be"),
+    (LINES, {"direction": "x"}, "direction must be"), (LINES, {"block": "big"}, "block must be"),
 ]  # fmt: skip
-UNFIT = [  # refused when the rule is made for a model
+# Refused when the rule is made for a model. A grid of 2^24 nodes and lines of order 53 are allowed: so many replicates
+# that they do not fit into the memory show that a recipe has come so far.
+UNFIT = [
     (SOBOL, {"n": 64, "replicates": 10**12}, "replicates must be smaller, .* GiB"),
     (PLAIN, {"n": 10**15}, "n must be smaller, got n=1000000000000000: .* GiB"),
-    (GRID, {"order": 200}, "order must be at most 64"),
-    (GRID, {"order": 4, "replicates": 10**12}, "replicates must be smaller"),
-    (LINES, {"order": 200}, "order must be smaller, or lines=2048 given"),
-    (LINES, {"order": 5, "replicates": 10**12}, "replicates must be smaller"),
+    (GRID, {"order": 64, "replicates": 10**12}, r"must be smaller, got \w+=\d+: the nodes"),
+    (GRID, {"order": 65}, "order must be at most 64"),
+    (LINES, {"order": 53, "replicates": 10**12}, r"must be smaller, got \w+=\d+: the nodes"),
+    (LINES, {"order": 54}, "order must be smaller, or lines=2048 given"),
     (LINES, {"jumps": 10**9}, "points must be from 2000000002"),
     (LINES, {"direction": [[1.0], [1.0], [1.0]]}, r"direction must be of shape \(2, 1\) for this model, got \(3, 1\)"),
 ]  # fmt: skip
@@ -64,18 +47,16 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "arguments", "message"), BAD, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
+def arguments_of(value):
+    return getattr(value, "__name__", str(value)[:40])
+
+
+@pytest.mark.parametrize(("kind", "arguments", "message"), [*BAD, *UNFIT], ids=arguments_of)
 @pytest.mark.usefixtures("unchecked")
-def test_bad_input(kind, arguments, message):
+def test_bad_input(model, kind, arguments, message):
     with pytest.raises(InputError, match=message) as raised:
-        kind(**arguments)
-    assert "\n" not in str(raised.value) and str(raised.value).startswith(raised.value.argument)
-
-
-@pytest.mark.parametrize(("kind", "arguments", "message"), UNFIT, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
-def test_bad_input_for_a_model(model, kind, arguments, message):
-    recipe = kind(**arguments)
-    with pytest.raises(InputError, match=message) as raised:
+        recipe = kind(**arguments)
+        assert any(arguments is row[1] for row in UNFIT)
         recipe.rule(model)
     assert "\n" not in str(raised.value) and str(raised.value).startswith(raised.value.argument)
 

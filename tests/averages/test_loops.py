@@ -18,13 +18,9 @@ from tiedattn_jax.base.kernels import loop_kernel
 from tiedattn_jax.model.overlaps import Coordinates
 from tiedattn_jax.theory.equations import Equations
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 STANDARD = ta.DotProduct()
 APART = ta.DotProduct(mixing=((1.0, 0.0), (0.0, 1.0)))
 THREE = ta.DotProduct(0.3, 0.5, mixing=0.4 * np.eye(3) + 0.2, encodings=[[1.0], [0.0], [-1.0]])
-
-
 SETTINGS = {
     "lines": (STANDARD, lambda m: ta.Lines(3, replicates=1, block=600).rule(m), state(CASES[1])),
     "lines, several jumps": (APART, lambda m: ta.Lines(3, replicates=1).rule(m), overlaps_of(0.33, 18.85, 0.025)),
@@ -49,7 +45,12 @@ def evaluation(name):
     return evaluate, (model, jnp.asarray(2.0), make(model).replicate(0), v)
 
 
-@pytest.mark.long
+def assert_close(expected, results):
+    for a, b in zip(expected, results, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-9, atol=2e-8 * np.max(np.abs(a)))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", SETTINGS)
 def test_both_ways_give_the_same_numbers(name):
     """Both kinds of loops give the same minimisers to the search's tolerance, 6e-8, and sums over nodes closer."""
@@ -58,12 +59,12 @@ def test_both_ways_give_the_same_numbers(name):
     for counted in (False, True):
         with program.counted_loops(counted):
             results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
-    for first, second in zip(*results, strict=True):
-        assert np.all(np.isfinite(first))
-        np.testing.assert_allclose(first, second, rtol=1e-9, atol=2e-8 * np.max(np.abs(first)))
+    assert all(np.all(np.isfinite(a)) for a in results[0])
+    assert_close(*results)
 
 
-@pytest.mark.parametrize("name", ["lines", pytest.param("three tokens", marks=pytest.mark.long)])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["lines", "three tokens"])
 def test_kernels_give_the_same_numbers(name, monkeypatch):
     """The loops of an evaluation as kernels, run operation by operation, against `lax.scan`."""
     evaluate, args = evaluation(name)
@@ -83,34 +84,7 @@ def test_kernels_give_the_same_numbers(name, monkeypatch):
     with program.counted_loops():
         results = jax.jit(lambda *a: evaluate(*a))(*args)
     assert len(kernels) > 2 and all(kernels)
-    for first, second in zip(results, expected, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-9, atol=2e-8 * np.max(np.abs(second)))
-
-
-def primitives(jaxpr):
-    """Yield the names of all primitives of a program and of the programs in it, but of no kernels."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        if eqn.primitive.name == "pallas_call":
-            continue
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from primitives(inner)
-
-
-@pytest.mark.parametrize("name", ["lines", "nodes", "three tokens"])
-def test_counted_loops_ask_no_condition(name):
-    """With counted loops only the loop over groups of stragglers on lines has a condition; otherwise more loops do."""
-    evaluate, args = evaluation(name)
-    counts = []
-    for counted in (True, False):
-        with program.counted_loops(counted):
-            names = list(primitives(jax.make_jaxpr(evaluate)(*args).jaxpr))
-        # A condition on the platform is decided when the program is lowered.
-        counts.append(names.count("while") + names.count("cond") - names.count("platform_index"))
-    assert counts[0] == (name == "lines") < counts[1]
+    assert_close(expected, results)
 
 
 def conditions(text):
@@ -125,8 +99,16 @@ def is_constant(name, before):
     return kind == "constant" or (kind in ("convert", "optimization_barrier") and is_constant(operand, before))
 
 
-@pytest.mark.parametrize("name", ["nodes", "three tokens"])  # on lines the loop over groups has a condition
+def is_counted(before, condition):
+    """Return whether a condition compares a counter with a constant."""
+    comparison = re.search(r"stablehlo\.compare\s+LT, %iterArg\w*, (%\w+)", condition)
+    return bool(comparison) and is_constant(comparison[1], before)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["nodes", "lines", "three tokens"])
 def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
+    """On lines only the loop over groups of stragglers has a condition."""
     evaluate, args = evaluation(name)
     with program.counted_loops():
         checks = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
@@ -134,9 +116,7 @@ def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     blocks = conditions(text)
     assert len(blocks) == text.count("stablehlo.while(") > 0
     assert text.count("__gpu$xla.gpu.triton") > 2  # the other loops are kernels
-    for before, condition in blocks:  # every condition compares a counter with a constant
-        comparison = re.search(r"stablehlo\.compare\s+LT, %iterArg\w*, (%\w+)", condition)
-        assert comparison and is_constant(comparison[1], before), condition
+    assert sum(not is_counted(*block) for block in blocks) == (name == "lines")
 
 
 def test_what_is_done_keeps_its_value():
@@ -167,10 +147,8 @@ def test_counted_steps_do_for_the_slowest_starts():
     model, make, x = SETTINGS["nodes"]
     replicate = make(model).replicate(0)
     h, y = 3 * replicate.student, 0.5 * replicate.teacher
-    for counted in (False, True):
-        with program.counted_loops(counted):
-            z, energy, converged = jax.jit(lambda h, y: descend(ProxProblem(model, x.V, y), 5.0 * h, h, 1e-7))(h, y)
-            assert bool(jnp.all(converged))
-            minima, lower = jax.jit(lambda z, h, y: local_minima(ProxProblem(model, x.V, y), z + 0.01, h))(z, h, y)
-        np.testing.assert_allclose(jnp.median(jnp.abs(minima - z)), 0, atol=1e-9)
-        assert float(jnp.mean(lower <= energy + 1e-9)) > 0.99
+    with program.counted_loops():
+        z, energy, converged = jax.jit(lambda h, y: descend(ProxProblem(model, x.V, y), 5.0 * h, h, 1e-7))(h, y)
+        minima, lower = jax.jit(lambda z, h, y: local_minima(ProxProblem(model, x.V, y), z + 0.01, h))(z, h, y)
+    assert np.all(converged) and np.mean(np.asarray(lower) <= np.asarray(energy) + 1e-9) > 0.99
+    np.testing.assert_allclose(np.median(np.abs(np.asarray(minima) - z)), 0, atol=1e-9)

@@ -19,8 +19,6 @@ from tiedattn_jax.averages.maxwell import FieldLines, between, common_tangents, 
 from tiedattn_jax.averages.moreau import ProxProblem
 from tiedattn_jax.theory.potentials import points_in
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 # The cosine is so low that a descent ends in the nearest well.
 HEIGHT, WAVE, STIFF = 1.2 / 9, 3.0, 0.8
 V = np.array([2.0, 0.7])
@@ -86,11 +84,6 @@ def construction():
     return lines, *run(lines)
 
 
-def derivatives(u):
-    """The second derivatives of the energy in both fields."""
-    return np.stack([1 / V[0] + HEIGHT * WAVE**2 * np.cos(WAVE * u), 0 * u + 1 / V[1] + STIFF])
-
-
 def test_jumps_of_a_cosine(construction):
     """Both jumps of a line are where its first field is half way between wells; their ends are the two wells."""
     lines, _, gaps, resolved, *_ = construction
@@ -108,7 +101,8 @@ def test_jumps_of_a_cosine(construction):
             np.testing.assert_allclose(side.t[p], np.sum(c * z, 0), rtol=1e-7, atol=1e-8)
             parts = 0.5 * (z - ORIGIN) ** 2 / V[:, None], HEIGHT * (1 - np.cos(WAVE * u)), 0.5 * STIFF * z[1] ** 2
             np.testing.assert_allclose(side.energy[p], parts[0].sum(0) + parts[1] + parts[2], rtol=1e-8)
-            step = c / derivatives(u)
+            bends = np.stack([1 / V[0] + HEIGHT * WAVE**2 * np.cos(WAVE * u), 0 * u + 1 / V[1] + STIFF])
+            step = c / bends  # over the second derivatives of the energy in both fields
             np.testing.assert_allclose(side.slope[p], 1 / np.sum(c * step, 0), rtol=1e-5)
             np.testing.assert_allclose(side.tangent[p], step / np.sum(c * step, 0), rtol=1e-4, atol=1e-8)
         # The shallower well ends where its second derivative is zero.
@@ -160,14 +154,13 @@ def test_averages_on_lines_of_a_cosine():
     """Means over broken lines, and the density of jumps, are those of one-dimensional integrals."""
     rule = ta.Lines(7, replicates=1, direction=[[1.0], [0.3]], block=2**15).rule(MODEL).replicate(0)
     q = np.array([0.29, 0.16])
-    x = dataclasses.replace(
-        overlaps_of(0.1, 1.0), q=jnp.asarray(q)[:, None, None], V=jnp.asarray(V)[:, None, None]
-    )  # fmt: skip
+    x = dataclasses.replace(overlaps_of(0.1, 1.0), q=jnp.asarray(q)[:, None, None], V=jnp.asarray(V)[:, None, None])
     block = jax.tree.map(lambda a: a[0], rule.blocks())
-    points = jax.jit(points_in)(MODEL, x, rule, block)
-    h = np.sqrt(q)[:, None] * np.asarray(points.student[:, 0])
-    likely = np.flatnonzero(np.asarray(points.weight) > 1e-8)[::37]
-    np.testing.assert_allclose(np.asarray(points.z[:, 0])[:, likely], lowest(h[:, likely]), atol=1e-6)
+    found = jax.jit(points_in)(MODEL, x, rule, block)
+    points = jax.tree.map(np.asarray, found)
+    h = np.sqrt(q)[:, None] * points.student[:, 0]
+    likely = np.flatnonzero(points.weight > 1e-8)[::37]
+    np.testing.assert_allclose(points.z[:, 0][:, likely], lowest(h[:, likely]), atol=1e-6)
     assert np.all(points.resolved)
     density = stats.norm(scale=q[0] ** 0.5)
 
@@ -176,23 +169,28 @@ def test_averages_on_lines_of_a_cosine():
 
     envelope = 2 * integrate.quad(integrand, 0, 3.0, points=[EDGE], epsabs=1e-10)[0]
     envelope += 0.5 * STIFF * q[1] / (1 + STIFF * V[1])
-    problem = ProxProblem(MODEL, x.V, jnp.zeros((2, 1, h.shape[1])))
-    energies = jax.jit(ProxProblem.energy)(problem, points.z, jnp.asarray(h)[:, None])
-    np.testing.assert_allclose(jnp.sum(points.weight * energies), envelope, rtol=2e-4)
+    problem = ProxProblem(MODEL, x.V, jnp.asarray(np.zeros((2, 1, h.shape[1]))))
+    energies = np.asarray(jax.jit(ProxProblem.energy)(problem, found.z, jnp.asarray(h[:, None])))
+    np.testing.assert_allclose(points.weight @ energies, envelope, rtol=2e-4)
     # The energies of two wells come apart by the distance of the wells over V.
     step = well(EDGE, 1) - well(EDGE, 0)
-    np.testing.assert_allclose(jnp.sum(points.jumps.density), 2 * density.pdf(EDGE) * V[0] / step, rtol=2e-3)
-    is_jump = np.asarray(points.jumps.density) > 0
+    np.testing.assert_allclose(np.sum(points.jumps.density), 2 * density.pdf(EDGE) * V[0] / step, rtol=2e-3)
+    is_jump = points.jumps.density > 0
     np.testing.assert_allclose(points.jumps.step[0, 0, is_jump], step, rtol=1e-5)
     np.testing.assert_allclose(points.jumps.step[1, 0, is_jump], 0, atol=1e-5)
-    gap = np.asarray(points.gap)
-    near = np.flatnonzero((gap < 0.1) & (np.asarray(points.weight) > 1e-8))
-    others = np.abs(EDGE - np.abs(h[0, near])) * step / V[0]
+    near = np.flatnonzero((points.gap < 0.1) & (points.weight > 1e-8))
     assert len(near) > 20
-    np.testing.assert_allclose(gap[near], others, rtol=1e-2, atol=1e-5)
+    others = np.abs(EDGE - np.abs(h[0, near])) * step / V[0]
+    np.testing.assert_allclose(points.gap[near], others, rtol=1e-2, atol=1e-5)
 
 
-def test_nodes_near_the_middle_of_a_piece():
-    """A cut is at the share of the line below the jump, rounded to a node."""
-    cut = cuts(jnp.array([[0.3], [2.0]]), jnp.ones((2, 1), bool), jnp.array([6.0, 5.0]), 22)
-    np.testing.assert_array_equal(cut[:, 0], [0, 13, 16, 22])
+def test_where_the_nodes_of_a_line_are_cut():
+    """A cut is at the share of the line below the jump, rounded to a node; every piece has at least two nodes."""
+    for places, real, ends, count, expected in (
+        ((0.3, 2.0), 2, (6.0, 5.0), 22, [0, 13, 16, 22]), ((-3.0, 3.0), 2, (6.0, 6.0), 24, [0, 6, 18, 24]),
+        ((0.0, 0.01), 2, (6.0, 6.0), 6, [0, 2, 4, 6]), ((-9.0, 0.0), 1, (6.0, 6.0), 10, [0, 2, 10, 10]),
+        ((8.0, 0.0), 0, (6.0, 6.0), 10, [0, 10, 10, 10]),
+    ):  # fmt: skip
+        arrays = jnp.array(places)[:, None], jnp.arange(2)[:, None] < real, jnp.array(ends)
+        cut = jax.jit(cuts, static_argnums=3)(*arrays, count)
+        np.testing.assert_array_equal(cut[:, 0], expected)

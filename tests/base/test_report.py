@@ -1,4 +1,4 @@
-"""Equality of results, what is ready for JSON, pages, and the forms of public functions for other models."""
+"""Results print themselves with error bars and statuses; equality, JSON, and functions with forms for other models."""
 
 import dataclasses
 import html
@@ -6,24 +6,13 @@ import math
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
+import made
 import numpy as np
+import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base import arrays, derivatives, kinds
-from tiedattn_jax.base.report import (
-    WORDS,
-    Description,
-    Printed,
-    by_token,
-    entries,
-    figure_of,
-    picture,
-    plain,
-    rows_of,
-    with_error,
-)
-from tiedattn_jax.base.results import Average, classify, error_bar, has_state, mean_of_existing
+from tiedattn_jax.base import report as r
+from tiedattn_jax.base.report import Description, Printed, by_token, entries, rows_of, table, with_error
 
 
 class Part(Printed):
@@ -42,8 +31,61 @@ class Plain(Printed):
     x: jax.Array
 
 
+EPS = np.finfo(float).eps
+# Numbers are printed with their error bars, if they have one.
+NUMBERS = {
+    (1.251537, 0.000123): "1.25154(12)", (1.251537,): "1.25154", (1.251537, 0.0): "1.25154",
+    (0.806986, math.inf): "0.81(?)", (-12.3, math.inf): "-12(?)", (1234.5, math.inf): "1234(?)",
+    (3.14e-7, math.inf): "3.1(?)e-7", (0.0, math.inf): "0", (0.806986, math.nan): "0.81(?)",
+    (math.nan, math.inf): "nan", (math.nan, math.nan): "nan", (-12.3, 4.56): "-12.3(46)", (-0.004, 0.12): "0.00(12)",
+    (0.00024622, 4.9e-7): "0.00024622(49)", (-3.14e-7, 1.4e-8): "-3.14(14)e-7", (0.0, 2e-9): "0.0(20)e-9",
+    (2.0, 0.0996): "2.00(10)", (2.0, 0.0994): "2.000(99)", (1234.5, 567.8): "1234(568)", (2.0, 9.97): "2(10)",
+    (5580929999021.0, 4027727063.0): "5.5809(40)e12", (2e4, 9999.0): "20000(9999)", (0.0, 1e-17): "0.0(10)e-17",
+    (0.25, 4.4e-14): "0.250000000000000(44)", (1 / 3,): "0.333333", (-1 / 3, 0.1): "-0.33(10)",
+    # Exponents begin below 1e-4 and from error bars of 1e4; rounding is below 100 units of the last digit.
+    (1e-4, 1e-6): "0.0001000(10)", (9.9e-5, 1e-6): "9.90(10)e-5", (12345.0, 9999.0): "12345(9999)",
+    (12345.0, 10001.0): "1.2(10)e4", (0.249999999999991923, 4.4e-17): "0.25", (1.0, 99 * EPS): "1",
+}  # fmt: skip
+
+
+def test_numbers_with_error_bars():
+    assert {number: with_error(*number) for number in NUMBERS} == NUMBERS and with_error(1.0, 101 * EPS) != "1"
+
+
+ONE, TWO = np.array([[[1.0, 2.0]], [[-1.0, 2.0]]]), np.array([[[1.0, 2.0]], [[1.0, 2.1]]])
+EYES = np.stack([np.eye(2), np.eye(2)])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([[[0.5]], [[-0.5]]], 0.5), ([[1.0], [2.0]], [1.0, 2.0]), (EYES, np.eye(2)), (ONE, [[1.0, 2.0]]), (TWO, TWO),
+        (3.0, 3.0), ([[np.nan], [np.nan]], np.nan), ([0.5, 0.5 + 1e-9], 0.5), ([0.5, 0.5 + 1e-6], [0.5, 0.5 + 1e-6]),
+        (np.array([0.5, 0.5 + 1e-6], np.float32), 0.5),  # equal up to rounding of float32
+    ],
+)  # fmt: skip
+def test_what_repeats_itself_is_told_once(values, shown):
+    found = by_token(np.asarray(values))[0]
+    assert np.shape(found) == np.shape(shown) and np.array_equal(found, shown, equal_nan=True)
+
+
+def test_entries_and_tables():
+    value, bar = by_token(np.array([[[0.5]], [[-0.5]]]), np.array([[[0.1]], [[0.2]]]))
+    assert value == 0.5 and bar == 0.1  # of the first token
+    assert entries(0.25, 0.01) == "0.250(10)" and entries([1.0, 2.0], [0.1, 0.2]) == "[1.00(10), 2.00(20)]"
+    assert entries(np.arange(4)) == "[0, 1, 2, 3]" and entries(np.arange(6)) == "[0, 1, 2, 3, ...]"
+    assert entries([[1.0], [2.0]]) == "[[1], [2]]"
+    assert entries(np.arange(5.0), np.ones(5)) == "[0.0(10), 1.0(10), 2.0(10), 3.0(10), ...]"
+    rows = rows_of({"q": np.full((2, 1, 1), 0.5), "x": 2.0}, {"q": np.full((2, 1, 1), 0.1), "x": 0.5})
+    assert rows == [("q", "0.50(10)", "overlap of the student with itself"), ("x", "2.00(50)", "")]
+    assert rows_of({"q": 1.0, "x": 2.0}, meanings={"q": "mine", "x": ""}) == [("q", "1", "mine"), ("x", "2", "")]
+    assert rows_of({"V": [1.0, 1.0]}) == [("V", "1", r.WORDS["V"])]
+    assert table([("q", "0.5"), ("training loss", 1), ("", "")]) == "  q              0.5\n  training loss  1\n"
+    assert table([("a", "long", "b"), ("longer", 1)]) == "  a       long  b\n  longer  1"
+
+
 def test_pages_and_lines():
-    part = Part(jnp.array([1.0, 2.0]))
+    part = Part(np.array([1.0, 2.0]))
     page = ["<thing>: done", "  numbers  [1, 2]  of it", "  detail   x", "two < three"]
     page += ["  a       1  one", "  longer  2"]
     assert str(part).splitlines() == page == part.summary().splitlines()
@@ -56,121 +98,80 @@ def test_pages_and_lines():
         f"two &lt; three<table><tr>{cell}a</td>{cell}1</td>{cell}one</td></tr>"
         f"<tr>{cell}longer</td>{cell}2</td></tr></table>",
     ]
-    assert str(Plain(jnp.arange(2.0))).splitlines()[0] == "Plain" and repr(Plain(jnp.arange(2.0))) == "Plain(x=[0, 1])"
-    batch = Plain(jnp.ones((2, 2)))
+    assert str(Plain(np.arange(2.0))).splitlines()[0] == "Plain" and repr(Plain(np.arange(2.0))) == "Plain(x=[0, 1])"
+    batch = Plain(np.ones((2, 2)))
     assert not batch.readable and batch._repr_html_() == f"<pre>{html.escape(eqx.tree_pformat(batch))}</pre>"
-    assert Description("").title == "" and Description("", "done").title == "done" and Description("a").title == "a"
+    assert [Description(*words).title for words in ([""], ["", "done"], ["a"])] == ["", "done", "a"]
+
+
+def test_without_numbers_there_are_shapes():
+    point, texts = made.fixed_point(), []
+    jax.eval_shape(lambda p: texts.extend((repr(p), str(p), p._repr_html_())) or p.alpha, point)
+    batch = jax.tree.map(lambda a: np.stack([a, a]), point)
+    for text in (*texts, repr(batch), str(batch), repr(batch.model), repr(batch.overlaps)):
+        assert "[" in text and "f64" in text
+    assert all("f64[]" not in repr(a) for a in (point, point.model, point.overlaps, ta.Settings()))
+    structure = jax.eval_shape(lambda p: p, point)
+    assert "float64" in repr(structure) and repr(jax.tree.map(lambda a: None, point))
+
+
+def test_models_rules_settings_and_parts_of_a_state(model, lines):
+    numbers = "lam=0.01, omega=0.3, sigma=0.5, mixing=[[0.6, 0.4], [0.4, 0.6]], encodings=[[1], [-1]], teacher=[[1]]"
+    law = ta.SpectralLaw(np.full(3, 1 / 3), *(np.ones((3, *shape)) for shape in ((2,), (2, 2), (1, 1), (2, 1))))
+    point = made.fixed_point(replicon=[0.5] * 4)
+    for part, text in (
+        (model, f"DotProduct({numbers}, rank=1)"),
+        (model.law(), "SpectralLaw(weights=[1], gamma=[[0.25, 0.25]]"),
+        (lines, "Rule(4 replicates of 6300 nodes, lines, for (L, r, t) = (2, 1, 1))"),
+        (ta.Settings(), "Settings(tol=1e-05, max_steps=30, warm_steps=300, damping=0.2)"),
+        (point.conjugates, "Conjugates(q="),
+        (law, "SpectralLaw(3 atoms; weights=[0.333333, "),
+    ):
+        assert repr(part).startswith(text)
+    assert "spectrum=SpectralLaw(3 atoms))" in repr(ta.DotProduct(spectrum=law))
+    assert str(model).splitlines()[:2] == ["DotProduct", "  lam        0.01"]
+    page = str(point.diagnostics).splitlines()
+    assert page[0] == "Diagnostics" and page[1].split() == ["replicon", "0.5", "below", "1:", "stable"]
+    assert len(page) == 9 and "growth_m" in page[5] and "student" not in str(point.conjugates)
+    assert f"train_loss={point.train_loss:.6g}" in repr(point.mean) and "f64" not in str(point.stderr)
 
 
 def test_results_are_equal_if_all_their_numbers_are():
     """NaN equals NaN; arrays of another dtype, shape or number, and parts of another kind, are different."""
     base = Part(np.array([1.0, np.nan]), {"a": [1, 2.5], "b": (None, math.nan)})
-    assert base == Part(jnp.array([1.0, np.nan]), {"a": [1, 2.5], "b": (None, math.nan)})
-    for numbers, others in (
-        (np.array([1.0, 2.0]), base.others), (np.array([1.0, np.nan], np.float32), base.others),
-        (np.array([1.0, np.nan, 1.0]), base.others), (base.numbers, {"a": [1, 2.5]}),
-        (base.numbers, {"a": [1, 2.5], "c": (None, math.nan)}), (base.numbers, {"a": [1, 2.0], "b": (None, math.nan)}),
-        (base.numbers, {"a": [1], "b": (None, math.nan)}), (base.numbers, {"a": (1, 2.5), "b": (None, math.nan)}),
-        (base.numbers, {"a": [1, 2.5], "b": (None, 0.0)}), (base.numbers, None),
-    ):  # fmt: skip
-        other = Part(numbers, others)
-        assert base != other and not base == other
+    assert base == Part(jax.device_put(base.numbers), {"a": [1, 2.5], "b": (None, math.nan)})
+    for numbers in ([1 + 1e-15, np.nan], [1.0, 2.0], [1.0, np.nan, 1.0], np.array(base.numbers, np.float32)):
+        numbers = np.asarray(numbers)
+        assert base != Part(numbers, base.others) and not base == Part(numbers, base.others)
+    lists = [1, 2.5], [1, 2.0], [1], (1, 2.5)
+    others = [{"a": a, "b": (None, b)} for a in lists for b in (math.nan, 0.0)][1:]
+    for other in (*others, {"a": lists[0]}, {"a": lists[0], "c": (None, math.nan)}, None):
+        assert base != Part(base.numbers, other)
     assert base != dataclasses.replace(base, what="other") and base != "text" and Part(np.ones(1)) != Plain(np.ones(1))
     assert Part(np.array(["a"])) == Part(np.array(["a"])) != Part(np.array(["b"]))
+    traced = jax.jit(lambda x: ta.results.Average(x, x) == ta.results.Average(x, x))(
+        1.0
+    )  # inside jit it is an array, as in equinox
+    assert bool(traced) and isinstance(traced, jax.Array)
 
 
 def test_numbers_ready_for_json():
-    part = Part(jnp.array([1.0, 2.0]), {"a": np.float32(0.5), "b": [1, "x"]})
-    assert plain(part) == {"numbers": [1.0, 2.0], "others": {"a": 0.5, "b": [1, "x"]}, "what": "<thing>"}
-    assert plain(np.arange(2)) == [0, 1] and plain(jnp.asarray(3)) == 3 and plain("text") == "text"
-
-
-def test_where_numbers_change_their_form():
-    """Exponents begin below 1e-4 and from error bars of 1e4; rounding is below 100 units of the last digit."""
-    assert with_error(1e-4, 1e-6) == "0.0001000(10)" and with_error(9.9e-5, 1e-6) == "9.90(10)e-5"
-    assert with_error(12345.0, 9999.0) == "12345(9999)" and with_error(12345.0, 10001.0) == "1.2(10)e4"
-    eps = np.finfo(float).eps
-    assert with_error(1.0, 99 * eps) == "1" and with_error(1.0, 101 * eps) != "1"
-    assert with_error(1 / 3) == "0.333333" and with_error(-1 / 3, 0.1) == "-0.33(10)"
-    assert entries(np.arange(4)) == "[0, 1, 2, 3]" and entries(np.arange(5.0), np.ones(5)) == (
-        "[0.0(10), 1.0(10), 2.0(10), 3.0(10), ...]"
-    )
-    assert rows_of({"q": 1.0, "x": 2.0}, meanings={"q": "mine", "x": ""}) == [("q", "1", "mine"), ("x", "2", "")]
-    assert rows_of({"V": [1.0, 1.0]}) == [("V", "1", WORDS["V"])]
-
-
-def test_tokens_of_several_columns():
-    same = np.array([[[1.0, 2.0]], [[-1.0, 2.0]]])
-    assert by_token(same)[0].tolist() == [[1.0, 2.0]] and by_token(np.array(3.0))[0] == 3.0
-    other = np.array([[[1.0, 2.0]], [[1.0, 2.1]]])
-    assert by_token(other)[0].shape == (2, 1, 2)
-    assert by_token(np.array([[np.nan], [np.nan]]))[0].shape == ()
-    assert by_token(np.array([0.5, 0.5 + 1e-9]))[0].shape == ()
+    part = Part(jax.device_put(np.array([1.0, 2.0])), {"a": np.float32(0.5), "b": [1, "x"]})
+    assert r.plain(part) == {"numbers": [1.0, 2.0], "others": {"a": 0.5, "b": [1, "x"]}, "what": "<thing>"}
+    assert r.plain(np.arange(2)) == [0, 1] and r.plain(jax.device_put(3)) == 3 and r.plain("text") == "text"
 
 
 def test_a_figure_by_its_name():
     from tiedattn_jax.plotting import theory
 
-    assert figure_of("theory.branch_figure") is theory.branch_figure
-    plot = picture("theory.branch_figure", "a curve")
+    assert r.figure_of("theory.branch_figure") is theory.branch_figure
+    plot = r.picture("theory.branch_figure", "a curve")
     assert "Plot a curve; see `plotting.theory.branch_figure`." in plot.__doc__ and "panels" not in plot.__doc__
-    assert "one for each of the panels a, b, or a dict" in picture("x.y", "z", "a", "b").__doc__
+    assert "one for each of the panels a, b, or a dict" in r.picture("x.y", "z", "a", "b").__doc__
 
 
-def test_an_average_is_a_number():
-    average = Average(jnp.asarray(1.251537), jnp.asarray(0.000123))
-    assert float(average) == 1.251537 and f"{average:.2f}" == "1.25" and f"{average}" == str(average) == "1.25154(12)"
-
-
-def test_error_bars_of_two_and_of_many_replicates():
-    """For two values a and b it is |a - b| / 2 times half of Student's factor 13.97; for many the standard error."""
-    np.testing.assert_allclose(error_bar(np.array([1.0, 3.0])), 13.968 / 2, rtol=1e-3)
-    values = np.random.default_rng(0).normal(size=2000)
-    np.testing.assert_allclose(error_bar(values), values.std(ddof=1) / 2000**0.5, rtol=2e-3)
-    assert np.isnan(error_bar(np.array([np.nan]))) and np.isinf(error_bar(np.array([1.0, np.nan])))
-    np.testing.assert_allclose(mean_of_existing(jnp.array([1.0, 3.0]), jnp.zeros(2, bool)), 2.0)
-    assert classify(0, jnp.asarray(0.05)) == 0 and classify(0, jnp.asarray(0.0501)) == ta.Status.unresolved
-    assert not has_state(ta.Status.max_steps, 0.1) and has_state(ta.Status.max_steps, 0.0999)
-
-
-def test_other_forms_of_a_public_function():
-    """The first argument decides, given by position or as `model`, also inside of lists of models."""
-
-    @kinds.with_other_forms
-    def measure_of_a_test(model, factor=1):
-        """The measure."""
-        return ("own", factor)
-
-    @kinds.form_of("measure_of_a_test", complex)
-    def other(model, factor=1):
-        return ("other", factor)
-
-    assert measure_of_a_test.__doc__ == "The measure." and other(1j) == ("other", 1)
-    for argument in (1j, [1j, 2j], [(1j, 0.5)], ((1j,),)):
-        assert measure_of_a_test(argument, 2) == ("other", 2) == measure_of_a_test(model=argument, factor=2)
-    for argument in (1.0, [1.0, 1j], [], [(1.0, 1j)]):
-        assert measure_of_a_test(argument) == ("own", 1)
-
-
-def test_a_bisected_root_and_its_derivative():
-    def root(a):
-        return derivatives.bisected_root(lambda x: x**3 - a, jnp.asarray(0.0), jnp.asarray(4.0))
-
-    value, slope = jax.jit(jax.value_and_grad(root))(2.0)
-    np.testing.assert_allclose([value, slope], [2 ** (1 / 3), 2 ** (-2 / 3) / 3], rtol=1e-14)
-
-
-def test_inner_products_and_trailing_axes():
-    a, b = np.random.default_rng(0).normal(size=(2, 2, 3, 5))
-    expected = a @ b.swapaxes(1, 2)
-    np.testing.assert_allclose(
-        arrays.inner_products(jnp.asarray(a), jnp.asarray(b[:, :2])), expected[..., :2], rtol=1e-12
-    )
-    values = np.arange(6.0).reshape(2, 3)
-    assert arrays.spread_to(values, np.ones((2, 3, 4, 5))).shape == (2, 3, 1, 1)
-    assert arrays.spread_to(values, values).shape == (2, 3)
-    matrices, v = np.random.default_rng(1).normal(size=(2, 3, 7)), np.random.default_rng(2).normal(size=(3, 7))
-    np.testing.assert_allclose(
-        arrays.matvec(jnp.asarray(matrices), jnp.asarray(v)), np.einsum("abn,bn->an", matrices, v)
-    )
-    np.testing.assert_array_equal(arrays.total(jnp.array([1.0, 2.0, 4.0])), 7.0)
+def test_the_package_has_a_table_of_contents():
+    names = [name for name in dir(ta) if name[0].islower()]
+    assert "solve" in names and not {"theory", "cli"} & set(names)
+    missing = [name for name in names if callable(getattr(ta, name)) and name not in ta.__doc__]
+    assert not missing and ta.__version__ == "0.1.0"

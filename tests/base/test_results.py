@@ -1,14 +1,12 @@
-"""Statuses, what counts as a state, and the error bar."""
+"""Statuses, what counts as a state, the error bar, and what a result of replicates reports."""
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.report import picture
-from tiedattn_jax.base.results import Replicated, classify, error_bar, has_state, mean_of_existing, quorum
+from tiedattn_jax.base.results import Average, Replicated, classify, error_bar, has_state, mean_of_existing, quorum
 
 
 def test_error_bars_cover():
@@ -16,37 +14,47 @@ def test_error_bars_cover():
     rng = np.random.default_rng(0)
     for r in (2, 4, 16):
         draws = rng.standard_normal((r, 20000))
-        inside = np.abs(draws.mean(0)) <= 2 * np.asarray(error_bar(jnp.asarray(draws)))
+        inside = np.abs(draws.mean(0)) <= 2 * np.asarray(error_bar(draws))
         np.testing.assert_allclose(inside.mean(), 0.9545, atol=0.006)
+    # For two values a and b it is |a - b| / 2 times half of Student's factor 13.97; for many the standard error.
+    np.testing.assert_allclose(error_bar(np.array([1.0, 3.0])), 13.968 / 2, rtol=1e-3)
+    values = rng.normal(size=2000)
+    np.testing.assert_allclose(error_bar(values), values.std(ddof=1) / 2000**0.5, rtol=2e-3)
+
+
+def test_error_bars_of_what_is_missing():
     values = np.array([[1.0, 1.0, np.nan], [2.0, np.nan, np.nan], [4.0, 2.0, np.nan], [3.0, 4.0, np.nan]])
     bars = np.asarray(error_bar(values))  # what is missing is left out
     np.testing.assert_allclose(bars[1], error_bar(np.array([1.0, 2.0, 4.0])))
     np.testing.assert_array_equal(error_bar(values[:1]), [np.inf, np.inf, np.nan])
-    assert np.isnan(bars[2])
+    assert np.isnan(bars[2]) and np.isnan(error_bar(np.array([np.nan]))) and np.isinf(error_bar(np.array([1, np.nan])))
 
 
-@pytest.mark.parametrize(
-    ("status", "residual", "expected"),
-    [
-        (ta.Status.converged, 1.0, True), (ta.Status.stalled, 1.0, True), (ta.Status.max_steps, 0.099, True),
-        (ta.Status.max_steps, 0.101, False), (ta.Status.left_domain, 0.0, False), (ta.Status.absent, 0.0, False),
-        (ta.Status.unresolved, 0.0, False),
-    ],
-)  # fmt: skip
-def test_there_is_a_state(status, residual, expected):
-    assert bool(has_state(status, residual)) is expected
+def test_an_average_is_a_number():
+    average = Average(np.asarray(1.251537), np.asarray(0.000123))
+    assert float(average) == 1.251537 and f"{average:.2f}" == "1.25" and f"{average}" == str(average) == "1.25154(12)"
+    with pytest.raises(TypeError):
+        float(Average(np.ones(2), np.ones(2)))
 
 
-def test_nodes_that_are_not_resolved_settle_nothing():
-    status = jnp.array([0, 1, 4, 6, 2, 0, 6, 0])
-    unresolved = jnp.array([0.06, 0.06, 0.06, 0.06, 0.06, 0.04, 0.04, jnp.nan])
-    np.testing.assert_array_equal(classify(status, unresolved), [8, 8, 8, 8, 8, 0, 6, 0])
+def test_there_is_a_state():
+    """Nodes that are not resolved settle nothing."""
+    rows = {
+        ta.Status.converged: (1.0, True), ta.Status.stalled: (1.0, True), ta.Status.max_steps: (0.0999, True),
+        ta.Status.left_domain: (0.0, False), ta.Status.absent: (0.0, False), ta.Status.unresolved: (0.0, False),
+    }  # fmt: skip
+    for status, (residual, expected) in rows.items():
+        assert bool(has_state(status, residual)) is expected
+    assert not has_state(ta.Status.max_steps, 0.1)
+    status = np.array([0, 1, 4, 6, 2, 0, 6, 0, 0])
+    unresolved = np.array([0.06, 0.06, 0.0501, 0.06, 0.06, 0.05, 0.04, np.nan, 0.04])
+    np.testing.assert_array_equal(classify(status, unresolved), [8, 8, 8, 8, 8, 0, 6, 0, 0])
 
 
 def test_means_are_of_the_replicates_that_have_a_state():
-    values = jnp.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
-    np.testing.assert_allclose(mean_of_existing(values, jnp.array([True, True, False])), [2.0, 3.0])
-    assert np.isnan(mean_of_existing(values, jnp.zeros(3, bool))[1])
+    values = np.array([[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]])
+    np.testing.assert_allclose(mean_of_existing(values, np.array([True, True, False])), [2.0, 3.0])
+    np.testing.assert_allclose(mean_of_existing(values, np.zeros(3, bool)), [104 / 3, np.nan])
     exists = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]], bool)
     np.testing.assert_array_equal(quorum(exists), [True, False, True])  # half of them
 
@@ -66,15 +74,9 @@ class Listed(Replicated):
     FLAGS = ("wide",)
     alpha: jax.Array
     replicates: Numbers
-    plot = picture("style.drawing", "the width against q", "left", "right", many=lambda self: [self])
 
-    @property
-    def title(self):
-        return f"thing at alpha = {self.alpha:g}"
-
-    @property
-    def wide(self):
-        return self.mean.width > 1
+    title = property(lambda self: f"thing at alpha = {self.alpha:g}")
+    wide = property(lambda self: self.mean.width > 1)
 
     def details(self):
         return [("wide", "", "yes" if self.wide else "no")]
@@ -82,18 +84,21 @@ class Listed(Replicated):
 
 @pytest.mark.parametrize("status", ta.Status)
 def test_one_bad_replicate_spoils_its_lane_and_no_other(status):
-    zeros = jnp.zeros((2, 3))
-    result = Listed(jnp.zeros(2), Numbers(zeros, zeros, jnp.array([[0, status, 0], [0, 0, 0]])))
+    zeros, replicates = np.zeros((2, 3)), np.array([[0, status, 0], [0, 0, 0]])
+    result = Listed(np.zeros(2), Numbers(zeros, zeros, replicates))
     assert result.status.tolist() == [status, 0] and result.ok.tolist() == [status in (0, 1), True]
+    failed = np.where(np.arange(3) == 2, int(ta.Status.max_steps), replicates)  # does not hide it
+    worst = status if status in (3, 4, 5, 7, 8) else ta.Status.max_steps
+    assert Listed(np.zeros(2), Numbers(zeros, zeros, failed)).status.tolist() == [worst, 2]
 
 
 @pytest.fixture
 def listed():
-    return Listed(jnp.array(0.5), Numbers(jnp.array([1.0, 1.2]), jnp.array([2.0, 2.0]), jnp.array([0, 1])))
+    return Listed(np.array(0.5), Numbers(np.array([1.0, 1.2]), np.array([2.0, 2.0]), np.array([0, 1])))
 
 
 def test_a_result_reports_what_it_lists(listed):
-    bar = float(error_bar(jnp.array([1.0, 1.2])))
+    bar = float(error_bar(np.array([1.0, 1.2])))
     assert listed.to_dict() == {
         "alpha": 0.5, "q": pytest.approx(1.1), "width": 2.0, "wide": True, "status": listed.status_name,
         "stderr": {"q": pytest.approx(bar), "width": 0.0},
@@ -105,14 +110,6 @@ def test_a_result_reports_what_it_lists(listed):
     assert repr(listed) == "Listed(thing at alpha = 0.5; q=1.10(70), width=2; stalled at the accuracy of the averages)"
     html = listed._repr_html_()
     assert "<td style='text-align:left'>1.10(70)</td>" in html and "Listed" in html
-    batch = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), listed)
+    batch = jax.tree.map(lambda a: np.stack([a, 2 * a]), listed)
     assert batch.status_name == [listed.status_name, ta.Status.name_of(2)] and batch.mean.q.shape == (2,)
     np.testing.assert_allclose(batch.stderr.q, [bar, 2 * bar])
-
-
-def test_a_picture_is_drawn_by_its_figure(listed, monkeypatch):
-    from tiedattn_jax.plotting import style
-
-    monkeypatch.setattr(style, "drawing", lambda results, *, ax, **options: (results, ax, options), raising=False)
-    assert listed.plot(ax="axes", size=3) == ([listed], "axes", {"size": 3})
-    assert "`plotting.style.drawing`" in Listed.plot.__doc__ and "left, right" in Listed.plot.__doc__

@@ -1,4 +1,4 @@
-"""Shapes and fields of data, the two ways to make them, and starts."""
+"""Parts of data against numpy, the two ways to make them, and how sentences are spread over devices."""
 
 import equinox as eqx
 import jax
@@ -6,155 +6,170 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from channels import Noisy, model_of
+from jax.sharding import PartitionSpec
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.errors import InputError
-from tiedattn_jax.finite.data import Data
+from tiedattn_jax.finite.data import Data, Spread
 from tiedattn_jax.finite.diagnosis import check_estimate, check_fit
 from tiedattn_jax.finite.evaluation import sentence_losses
-from tiedattn_jax.finite.products import back_project, student_fields, token_gram
-from tiedattn_jax.finite.sampling import start
+from tiedattn_jax.finite.products import student_fields
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
+L, N, D = 2, 7, 5
+
+
+def arrays():
+    """Random sentences with strong encodings, a teacher of two columns, noise, and classes with means."""
+    rng = np.random.default_rng(0)
+    shapes = {"inputs": (N, L, D), "teacher": (D, 2), "encodings": (L, D), "means": (3, D), "noise": (N, L, 1)}
+    made = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    classes = np.zeros((N, L), int)
+    classes[:, 1], classes[3, 1] = 1, 2  # one token is of class 2
+    return made | {"labels": rng.standard_normal((N, L, D)), "classes": classes}
+
+
+def sentences(**parts):
+    given = arrays() | parts
+    return Data.from_sentences(given.pop("inputs"), **given)
 
 
 def test_shapes_and_fields(data):
     assert data.shape == (2, 600, 400, 1) and data.alpha == 1.5
-    x = data.inputs()
-    np.testing.assert_allclose(data.x, np.swapaxes(x + data.encodings, 0, 1) / 20, atol=1e-14)
-    np.testing.assert_allclose(data.y, x @ data.teacher / 20, atol=1e-13)
+    x, encodings, teacher = map(np.asarray, (data.inputs(), data.encodings, data.teacher))
+    np.testing.assert_allclose(data.x, np.swapaxes(x + encodings, 0, 1) / 20, atol=1e-14)
+    np.testing.assert_allclose(data.y, x @ teacher / 20, atol=1e-13)
     # 480,000 independent entries of variance sigma^2 = .25; the relative error of a variance is sqrt(2 / N) = .2 %
-    np.testing.assert_allclose(jnp.var(x), 0.25, rtol=0.01)
+    np.testing.assert_allclose(np.var(x), 0.25, rtol=0.01)
     assert abs(np.mean(x)) < 5 * 0.5 / x.size**0.5
 
 
-def test_another_variance_than_the_model_s_is_told(model, data):
-    x, teacher = data.inputs(), data.teacher
-    with pytest.warns(UserWarning, match="data have 3.99 times the model's variance of inputs"):
-        check_fit(model, Data.from_sentences(2 * x, teacher=teacher))
-    check_fit(model, Data.from_sentences(1.1 * x, teacher=teacher))
-    check_fit(model, Data.from_sentences(2 * x[:1, :, :9], teacher=teacher[:9]))  # so few numbers say nothing
-
-
-def test_products_equal_those_of_the_whole_arrays(data):
-    Q = np.asarray(jax.random.normal(jax.random.key(0), (400, 2)))
-    x = np.asarray(data.x)
-    fields = student_fields(data.x, Q)
-    np.testing.assert_allclose(fields, np.swapaxes(x @ Q, 1, 2), atol=1e-13)
-    np.testing.assert_allclose(back_project(data.x, fields), np.einsum("lni,lan->ia", x, fields), rtol=1e-11)
-    np.testing.assert_allclose(token_gram(data.x), np.einsum("kni,lni->kln", x, x), rtol=1e-11)
+@pytest.mark.full
+def test_a_rare_kind_of_sentences_counts_with_its_share():
+    """The mean variance of the classes is 80 times that of nearly all sentences, of inputs and of labels."""
+    rare, frequent = (
+        ta.DotProduct(spectrum=ta.SpectralLaw.of_classes([0.25, 40.0], {(1, 1): share, (0, 0): 1 - share}))
+        for share in (1e-3, 0.5)
+    )
+    data = ta.sample_data(rare, 40, 1.5, jax.random.key(1))
+    for part in (data, eqx.tree_at(lambda d: d.teacher, data, None)):
+        check_fit(rare, part)
+    with pytest.raises(InputError, match=r"got 0\.012\d times that variance"):
+        check_fit(frequent, data)
 
 
 def test_data_from_raw_sentences(model, data):
-    rebuilt = Data.from_sentences(
-        data.inputs(), data.raw_labels(model), teacher=data.teacher, encodings=data.encodings, gamma=data.gamma
+    known = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma")}
+    rebuilt = Data.from_sentences(data.inputs(), data.raw_labels(model), **known)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), data, rebuilt)
+    estimate = check_estimate("Q", model, data, np.ones((400, 1), np.float32))
+    assert estimate.dtype == data.x.dtype
+
+
+def test_variances():
+    """They are those about the means of classes, also of a class of one token; encodings are left out."""
+    data, given = sentences(), arrays()
+    inputs, classes = given["inputs"], given["classes"]
+    deviations = inputs - given["means"][classes]
+    expected = [np.mean(deviations[classes == s] ** 2) for s in range(3)]
+    np.testing.assert_allclose(data.gamma, np.array(expected)[:, None], rtol=1e-12)
+    np.testing.assert_array_equal(data.classes, classes)
+    plain = sentences(means=None, classes=None)
+    np.testing.assert_allclose(plain.gamma, np.mean(inputs**2, (0, 2))[:, None], rtol=1e-12)
+    square, of_fields = np.mean(inputs**2), np.mean((inputs @ given["teacher"]) ** 2) / D
+    np.testing.assert_allclose(data.mean_squares(), [square, of_fields], rtol=1e-12)
+    without, fields = sentences(teacher=None).mean_squares()
+    assert float(without) == pytest.approx(square, rel=1e-12) and fields is None
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_overlaps(plain):
+    """The overlaps q and theta are those of tokens or classes, m those of encodings and means."""
+    given, Q = arrays(), np.random.default_rng(1).standard_normal((D, 1))
+    data = sentences(means=None, classes=None) if plain else sentences()
+    x, gamma = data.overlaps(Q), np.asarray(data.gamma)[:, :, None]
+    np.testing.assert_allclose(x.q, gamma * (Q.T @ Q) / D, rtol=1e-12)
+    np.testing.assert_allclose(x.theta, gamma * (Q.T @ given["teacher"]) / D, rtol=1e-12)
+    vectors = np.concatenate([given["encodings"], given["means"]])[: 2 if plain else None]
+    np.testing.assert_allclose(x.m, vectors @ Q / D**0.5, rtol=1e-12)
+    V = jnp.ones((len(gamma), 1, 1))
+    assert np.all(np.isnan(x.V)) and np.all(np.asarray(data.overlaps(Q, V).V) == 1)
+    unknown = sentences(teacher=None)
+    assert unknown.shape == (L, N, D, 1) and unknown.contents == "with labels only" and unknown.y is None
+    assert unknown.overlaps(Q).theta.shape == (3, 1, 1) and np.all(np.isnan(unknown.overlaps(Q).theta))
+
+
+def test_the_smallest_data():
+    """One sentence in two dimensions will do, labels of shape (n, L, L) where L = d, and a class without tokens."""
+    x = np.array([[[0.1, 0.2]], [[0.3, 0.4]]])
+    assert Data(x, np.ones((1, 2, 1))).shape == (2, 1, 2, 1)
+    assert Data.from_sentences(x, np.ones((2, 1, 2))).shape == (1, 2, 2, 1)
+    square = Data.from_sentences(np.ones((3, 2, 2)), np.ones((3, 2, 2)))
+    np.testing.assert_allclose(square.labels.energy, 2.0)
+    given = {"means": np.zeros((2, 2)), "classes": np.zeros((1, 2), int), "gamma": np.ones((2, 1))}
+    assert Data(x, np.ones((1, 2, 1)), **given).shape == (2, 1, 2, 1)
+
+
+def test_training_on_exact_labels_alone(model):
+    """Without teacher and fields, training on exact labels does the same; what it does not know it says."""
+    whole = ta.sample_data(model, 40, 1.5, jax.random.key(0))
+    inputs, labels = whole.inputs(), whole.raw_labels(model)
+    alone = Data.from_sentences(inputs, labels, encodings=whole.encodings)
+    assert "with labels only" in repr(alone) and "with teacher and labels" in repr(whole)
+    expected, result = (
+        ta.train(model, s, 0.3 * np.asarray(whole.teacher), optimizer="gd", steps=5, exact=True) for s in (whole, alone)
     )
-    for a, b in zip(jax.tree.leaves(data), jax.tree.leaves(rebuilt), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
-    estimated = Data.from_sentences(data.inputs(), fields=data.y, encodings=data.encodings)
-    np.testing.assert_allclose(estimated.gamma, 0.25, rtol=0.02)
-    assert estimated.teacher is None and np.all(np.isnan(estimated.overlaps(data.teacher).theta))
-
-
-def test_overlaps_of_an_estimate(data):
-    Q = np.asarray(jax.random.normal(jax.random.key(0), (400, 1)))
-    x = data.overlaps(Q)
-    np.testing.assert_allclose(x.q, np.full((2, 1, 1), 0.25 * np.sum(Q**2) / 400), rtol=1e-12)
-    np.testing.assert_allclose(x.theta, np.full((2, 1, 1), 0.25 * np.sum(Q * data.teacher) / 400), rtol=1e-10)
-    np.testing.assert_allclose(x.m, data.encodings @ Q / 20, rtol=1e-12)
-    assert np.all(np.isnan(x.V)) and np.all(data.overlaps(Q, jnp.ones((2, 1, 1))).V == 1)
-
-
-def test_starts(model, data):
-    np.testing.assert_array_equal(start(model, data, "semantic"), data.teacher)
-    Q = start(model, data, "positional", scale=400**-0.5)
-    np.testing.assert_allclose(Q, data.encodings[:1].T, atol=1e-13)
-    np.testing.assert_allclose(jnp.linalg.norm(start(model, data, "positional")), 5.0)
-    assert jnp.any(start(model, data, "random", jax.random.key(1)) != start(model, data, "random", jax.random.key(2)))
-    np.testing.assert_allclose(start(model, data, "semantic", scale=0.5), 0.5 * data.teacher, rtol=1e-14)
-    for name in ("semantic", "positional", "random"):
-        unit = start(model, data, name, scale=1.0)
-        np.testing.assert_allclose(start(model, data, name, scale=0.5), 0.5 * unit, rtol=1e-14)
-        np.testing.assert_allclose(jnp.linalg.norm(unit), 20.0, rtol=0.2)
-    wide = start(ta.DotProduct(rank=2), data, "semantic", scale=1.0)
-    np.testing.assert_array_equal(wide[:, :1], data.teacher)
-    np.testing.assert_allclose(jnp.std(wide[:, 1]), 0.1, rtol=0.2)  # 400 normals scatter by 3.5 %
-
-
-def test_estimates_are_cast_and_checked(model, data):
-    assert check_estimate("Q", model, data, np.ones((400, 1), np.float32)).dtype == data.x.dtype
-    with pytest.raises(InputError, match="Q must be finite, got 400 entries") as raised:
-        check_estimate("Q", model, data, jnp.full((400, 1), jnp.nan))
-    assert raised.value.argument == "Q"
-
-
-def test_exact_labels_alone(model, data):
-    """Without teacher and fields, training on exact labels does the same; what needs them says so."""
-    inputs, labels = data.inputs(), data.raw_labels(model)
-    whole = ta.Data.from_sentences(inputs, labels, teacher=data.teacher, encodings=data.encodings)
-    alone = ta.Data.from_sentences(inputs, labels, encodings=data.encodings)
-    assert alone.y is None and "with labels only" in repr(alone) and "with teacher and labels" in repr(whole)
-    Q = 0.3 * whole.teacher
-    options = {"optimizer": "lbfgs", "steps": 20, "exact": True}
-    expected, result = (ta.train(model, sentences, Q, **options) for sentences in (whole, alone))
-    for of in (lambda run: run.Q, lambda run: run.losses, lambda run: run.overlaps.m):
-        np.testing.assert_array_equal(of(result), of(expected))
+    np.testing.assert_allclose(result.Q, expected.Q, rtol=1e-10)
+    np.testing.assert_allclose(result.losses, expected.losses, rtol=1e-10)
     assert np.isnan(result.overlaps.theta).all() and np.isfinite(expected.overlaps.theta).all()
     assert "not known without the teacher" in str(result) and "not known" not in str(expected)
     assert "theta" not in result.to_dict()
-    baselines = [ta.linear_baseline(sentences) for sentences in (whole, alone)]
-    np.testing.assert_array_equal(baselines[0].W, baselines[1].W)
-    assert alone.shard().y is None
-    with_values = ta.train(model, alone, Q, value=model.lam, labels=labels, optimizer="lbfgs", steps=2)
-    assert np.isfinite(with_values.train_loss) and np.isnan(with_values.overlaps.theta).all()
-    positional = ta.train(model, alone, "positional", **{**options, "steps": 2})
-    assert positional.iterations == 2
-    for needs_fields in (ta.train, ta.gamp, ta.risk, lambda model, data, Q: data.raw_labels(model)):
-        with pytest.raises(ta.InputError, match=r"data must have a teacher or its fields .* got labels only"):
-            needs_fields(model, alone, Q)
-    for call in (lambda: ta.train(model, alone, **options), lambda: ta.realised(model, alone)):
-        with pytest.raises(ta.InputError, match="teacher must be known"):
-            call()
-
-
-def test_neither_fields_nor_labels(data):
-    with pytest.raises(ta.InputError, match=r"labels must be given, \(n, L, d\), or teacher, .*, got none"):
-        ta.Data.from_sentences(data.inputs())
-    with pytest.raises(ta.InputError, match=r"y must be given, .* where there are no labels"):
-        ta.Data(data.x, None)
-    with pytest.raises(ta.InputError, match="y must be given beside a teacher"):
-        ta.Data(data.x, None, data.teacher, labels=data.labels)
+    np.testing.assert_allclose(*(ta.finite.linear_baseline(s).W for s in (whole, alone)), rtol=1e-10)
 
 
 def test_data_carry_the_noise(unchecked):
+    """Sentences and teacher are those of the model without noise."""
     noisy = model_of(Noisy)
-    data, plain = (ta.sample_data(m, 60, 2.0, jax.random.key(0)) for m in (noisy, ta.DotProduct()))
-    assert data.noise.shape == (120, 2, 1) and data.fields.shape == (2, 2, 120) and data.y.shape == (120, 2, 1)
-    # Sentences and teacher are those of the model without noise.
-    np.testing.assert_allclose(data.x, plain.x, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(data.y, plain.y, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose([data.noise.mean(), data.noise.std()], [0, 1], atol=0.2)
+    data, plain = (ta.sample_data(m, 40, 1.5, jax.random.key(0)) for m in (noisy, ta.DotProduct()))
+    assert data.noise.shape == (60, 2, 1) and data.fields.shape == (2, 2, 60) and data.y.shape == (60, 2, 1)
+    for name in ("x", "y"):
+        np.testing.assert_allclose(getattr(data, name), getattr(plain, name), rtol=1e-12, atol=1e-14)
+    noise = np.asarray(data.noise)
+    np.testing.assert_allclose([np.mean(noise), np.std(noise)], [0, 1], atol=0.2)
     targets = jax.jit(jax.vmap(noisy.target))(data.y, data.noise)
-    np.testing.assert_allclose(data.raw_labels(noisy), targets @ data.inputs(), atol=1e-13)
+    np.testing.assert_allclose(data.raw_labels(noisy), np.asarray(targets) @ np.asarray(data.inputs()), atol=1e-13)
     known = {name: getattr(data, name) for name in ("teacher", "encodings", "gamma", "noise")}
-    rebuilt = ta.Data.from_sentences(data.inputs(), data.raw_labels(noisy), **known)
+    rebuilt = Data.from_sentences(data.inputs(), data.raw_labels(noisy), **known)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), data, rebuilt)
-    losses = sentence_losses(noisy, data, student_fields(data.x, data.teacher))
-    expected = eqx.filter_jit(noisy.loss)(data.x[:, 7] @ data.teacher, data.y[7], data.noise[7])
-    np.testing.assert_allclose(losses[7], expected)
-    for call, message in (
-        (lambda: ta.train(noisy, plain), "data must have 1 fields of noise a token as the model has, got 0"),
-        (lambda: ta.train(ta.DotProduct(), data), "data must have 0 fields of noise a token as the model has, got 1"),
-        (lambda: ta.Data(data.x, data.y, noise=data.noise[:5]), r"noise must have shape \(n, L, k\)"),
-    ):
-        with pytest.raises(ta.InputError, match=message):
-            call()
+    losses = eqx.filter_jit(sentence_losses)(noisy, data, student_fields(data.x, data.teacher))
+    Z = np.asarray(data.x)[:, 7] @ np.asarray(data.teacher)
+    np.testing.assert_allclose(losses[7], eqx.filter_jit(noisy.loss)(Z, np.asarray(data.y)[7], noise[7]))
+    with pytest.raises(InputError, match="data must have 1 fields of noise a token as the model has, got 0"):
+        check_fit(noisy, plain)
 
 
-def test_classes_are_counted_from_zero(unchecked):
-    x, y, means = jnp.ones((2, 3, 4)), jnp.ones((3, 2, 1)), jnp.zeros((2, 4))
-    classes = np.array([[0, 1], [1, 0], [0, 0]])
-    np.testing.assert_array_equal(ta.Data(x, y, means=means, classes=classes).classes, classes)
-    for wrong in (classes - 1, classes + 1, classes[:2], 1.0 * classes):
-        with pytest.raises(InputError, match="classes must be integers from 0 to 1, the class of every token"):
-            ta.Data(x, y, means=means, classes=wrong)
+def specs(tree):
+    return [a.sharding.spec for a in jax.tree.leaves(tree)]
+
+
+def test_what_is_spread_over_devices():
+    """Sentences are spread along their axis; the rest, and the numbers, stay. One device has all of them."""
+    data, n = sentences(), PartitionSpec("sentences")
+    assert data.shard() is data
+    spread = data.spread_over(Spread(1))
+    assert [*specs((spread.x, spread.y, spread.noise)), *specs(spread.labels)] == [
+        PartitionSpec(None, "sentences"), n, n, n, *[PartitionSpec(None, None, "sentences")] * 2
+    ]  # fmt: skip
+    assert spread == data
+    plain = sentences(noise=None, labels=None).spread_over(Spread(1))
+    assert plain.noise is None and plain.labels is None and plain.y is not None
+    labelled = sentences(teacher=None, means=None, classes=None).spread_over(Spread(1))
+    assert labelled.y is None and specs(labelled.x) == [PartitionSpec(None, "sentences")]
+
+
+def test_what_of_sentences_on_demand_is_spread():
+    data = ta.sample_data(model_of(Noisy), 40, 1.5, jax.random.key(0), stored=False)
+    spread, last = data.spread_over(Spread(1)), PartitionSpec(None, None, None, "sentences")
+    assert specs((spread.y, spread.noise)) == [PartitionSpec("sentences")] * 2 and spread.spread == Spread(1)
+    for dice in (spread.dice, spread.memory(3, 3)):
+        assert specs((dice.right.images, dice.left.basis)) == [last, last]
+    np.testing.assert_array_equal(spread.y, data.y)

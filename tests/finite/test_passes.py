@@ -1,16 +1,62 @@
-"""A step of message passing or training reads the sentences twice and needs little extra memory; nothing is run."""
+"""Products of sentences and weights; a step of message passing or training takes two, and needs little memory."""
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import tiedattn_jax as ta
+from tiedattn_jax.finite import products
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
+RNG = np.random.default_rng(0)
+X, DX, Q, DQ, G = (RNG.standard_normal(shape) for shape in ((2, 5, 4), (2, 5, 4), (4, 3), (4, 3), (2, 3, 5)))
+
+
+def test_products_equal_those_of_the_whole_arrays():
+    np.testing.assert_allclose(products.student_fields(X, Q), np.swapaxes(X @ Q, 1, 2), rtol=1e-11)
+    np.testing.assert_allclose(jax.jit(products.back_project)(X, G), np.einsum("lni,lan->ia", X, G), rtol=1e-11)
+    np.testing.assert_allclose(products.token_gram(X), np.einsum("kni,lni->kln", X, X), rtol=1e-11)
+
+
+def test_products_by_sums_are_those_of_matrices(monkeypatch):
+    """On accelerators products with few columns are sums, which a CPU can compute, too."""
+    monkeypatch.setattr(products.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
+    fields, back = jax.jit(lambda x, Q, g: (products._fields_by_platform(x, Q), products.back_project(x, g)))(X, Q, G)
+    np.testing.assert_allclose(fields, np.einsum("lni,ia->lan", X, Q), rtol=1e-11)
+    np.testing.assert_allclose(back, np.einsum("lni,lan->ia", X, G), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("size", "power"), [(0.0, 1.0), (1.0, 1.0), (1.4, 1.0), (1.42, 2.0), (0.7, 0.5), (0.71, 1.0), (0.01, 2.0**-7)]
+)
+def test_the_nearest_power_of_two(size, power):
+    assert float(jax.jit(products.power_of_two)(jnp.asarray(size))) == power
+
+
+def test_covariances_of_every_token():
+    gamma, a, b = RNG.uniform(0.1, 1, (2, 4)), RNG.standard_normal((4, 2)), RNG.standard_normal((4, 3))
+    expected = np.einsum("li,ia,ib->lab", gamma, a, b) / 4
+    np.testing.assert_allclose(products.covariances(gamma, a, b), expected, rtol=1e-11)
+
+
+def test_derivatives_of_the_fields_in_sentences_and_weights():
+    """Both tangents count; without one there is none."""
+
+    @jax.jit
+    def slopes(x, Q, dx, dQ):
+        constant = jax.jvp(lambda t: products.student_fields(x, Q) + t, (0.0,), (1.0,))[1]
+        return jax.jvp(products.student_fields, (x, Q), (dx, dQ))[1], constant
+
+    slope, constant = slopes(X, Q, DX, DQ)
+    np.testing.assert_allclose(slope, np.swapaxes(DX @ Q + X @ DQ, 1, 2), rtol=1e-11)
+    np.testing.assert_array_equal(constant, np.ones((2, 3, 5)))
+
 
 RUNS = {
+    "risk": lambda model, data, Q: jax.value_and_grad(lambda Q: ta.finite.risk(model, data, Q))(Q),
+    "exact risk": lambda model, data, Q: jax.value_and_grad(lambda Q: ta.finite.risk(model, data, Q, exact=True))(Q),
     "gamp": partial(ta.gamp, steps=10),
     "gd": partial(ta.train, optimizer="gd", steps=10),
     "adam": partial(ta.train, optimizer="adam", steps=10),
@@ -68,6 +114,18 @@ def test_a_step_reads_the_sentences_twice(model, instance, name, cpu):
     assert passes(program, L, n * d, cpu) == (5 if name == "gamp" else 4)  # with the reads before and after the loop
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_gradient_reads_the_sentences_twice_and_builds_no_prediction(model, instance, exact):
+    L, n, d, _ = instance.shape
+    run, start = RUNS["exact risk" if exact else "risk"], jax.ShapeDtypeStruct((d, 1), jnp.float64)
+    program = jax.make_jaxpr(partial(run, model))(instance, start).jaxpr
+    assert passes(program, L, n * d, True) == 2
+    # Outside of programs nothing as large as x is made, either; programs may return x itself.
+    large = {eqn.primitive.name for eqn in program.eqns if any(v.aval.size >= L * n * d / 2 for v in eqn.outvars)}
+    assert large <= {"jit", "pjit"}
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_besides_the_sentences(model, instance, name):
     start = jax.ShapeDtypeStruct((instance.shape[2], 1), jnp.float64)

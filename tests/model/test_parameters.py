@@ -1,10 +1,12 @@
+"""Numbers of a model by name: they are read, set and moved, and span axes."""
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.parameters import Parameter, axes_of, moved_number, names_of, scalar_parameters
+from tiedattn_jax.model.parameters import Parameter, arrays_of, axes_of, moved_number, names_of, scalar_parameters
 
 
 def test_read_and_set(model):
@@ -14,15 +16,16 @@ def test_read_and_set(model):
     np.testing.assert_allclose((changed.sigma, alpha), (0.7, 2.0))
     changed, alpha = Parameter("alpha").set(model, 2.0, 0.7)
     assert changed is model and float(alpha) == 0.7
-
-
-def test_a_number_of_the_penalty():
     net, number = ta.DotProduct(penalty=ta.L1(0.02)), Parameter("penalty.strength")
-    assert number.read(net, 2.0, "x") == 0.02 and scalar_parameters(net)["penalty.strength"] == 0.02
+    numbers = {"lam": 0.01, "omega": 0.3, "sigma": 0.5}
+    assert number.read(net, 2.0, "x") == 0.02 and scalar_parameters(net) == {**numbers, "penalty.strength": 0.02}
     changed = number.set(net, 2.0, 0.03)[0]
     assert float(changed.penalty.strength) == 0.03 and changed.omega == net.omega
+    assert {name: a.shape for name, a in arrays_of(model).items()} == {
+        "mixing": (2, 2), "encodings": (2, 1), "teacher": (1, 1)
+    }  # fmt: skip
     with pytest.raises(ta.InputError, match="x must name one of alpha, lam, omega, sigma, or an entry"):
-        number.read(ta.DotProduct(), 2.0, "x")
+        number.read(model, 2.0, "x")
 
 
 def test_rows_stay_stochastic(model):
@@ -40,14 +43,16 @@ def test_rows_stay_stochastic(model):
     np.testing.assert_allclose(number.direction(identity, 1.0).mixing[0], [1.0, -0.5, -0.5])
 
 
-def test_direction_is_the_derivative(model):
-    step = 1e-6
-    for name, value in (("omega", 0.3), ("mixing[0,1]", 0.4)):
+def test_directions_and_slopes_are_derivatives(model):
+    """The slope in an entry of mixing contains that of the rest of its row."""
+    slopes, step = ta.DotProduct(omega=0.5, mixing=[[0.7, 0.3], [0.1, 0.9]]), 1e-6  # derivatives in all numbers
+    for name, value, slope in (("omega", 0.3, 0.5), ("mixing[0,1]", 0.4, 0.3 - 0.7)):
         number = Parameter(name)
         direction = number.direction(model, value)
         up, down = (number.set(model, None, value + s * step)[0] for s in (1, -1))
         np.testing.assert_allclose(direction.omega, (up.omega - down.omega) / (2 * step), atol=1e-9)
         np.testing.assert_allclose(direction.mixing, (up.mixing - down.mixing) / (2 * step), atol=1e-9)
+        assert number.slope(slopes, model, value) == pytest.approx(slope)
 
 
 def test_axes(model):
@@ -85,47 +90,34 @@ def test_a_number_that_a_search_moves(model):
     np.testing.assert_allclose(number.direction(model, 0.5).omega, 1.0)  # d (value^2) / d value
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (3.0, "x must be the name of a number, for instance sigma, or Axis"),
-        (ta.Axis("sigma", 0.5), "x must be the name of a number, .* got an Axis without a function put"),
-        (ta.Axis("root", [0.5, 0.6], root), "x must be one number"),
-        (ta.Axis("root", 0.5, lambda m, v: ta.DotProduct(omega=float(v))), "x must have a function put.*jax.numpy"),
-        (ta.Axis("root", 0.5, lambda m: m), "x must have a function put.*TypeError"),
-        (ta.Axis("rank", 0.5, lambda m, v: ta.DotProduct(rank=2)), "x must have .* a model like its argument"),
-        (ta.Axis("root", 0.5, lambda m, v: v), "x must have .* a model like its argument"),
-    ],
-)
+BAD_NUMBERS = [
+    (3.0, "x must be the name of a number, for instance sigma, or Axis"),
+    (ta.Axis("sigma", 0.5), "x must be the name of a number, .* got an Axis without a function put"),
+    (lambda: ta.Axis(1, 0.5, root), "x must be the name of a number, .* or a name"),
+    (ta.Axis("root", [0.5, 0.6], root), "x must be one number"),
+    (ta.Axis("root", 0.5, lambda m, v: ta.DotProduct(omega=float(v))), "x must have a function put.*jax.numpy"),
+    (ta.Axis("root", 0.5, lambda m: m), "x must have a function put.*TypeError"),
+    (ta.Axis("rank", 0.5, lambda m, v: ta.DotProduct(rank=2)), "x must have .* a model like its argument"),
+]
+BAD_AXES = [
+    ([], {"alpha": []}, "alpha must be one or more"), ([], {"alpha": ["one"]}, "alpha must be one or more finite"),
+    ([], {"alpha": [[1.0], [2.0]]}, "alpha must be one or more"), ([], {"alpha": [0.0, 1.0]}, "alpha must be positive"),
+    ([ta.Axis("alpha", [1.0])], {"alpha": 1.0}, "alpha must be given once"), ([], {"rank": 2}, "rank must name"),
+    ([("alpha", [1.0])], {}, "axes must be made by Axis"), ([], {"omega": [0.1, 1.2]}, "omega must be in"),
+    ([ta.Axis("mixing[0,2]", [0.1])], {}, r"mixing\[0,2\] must name"), ([], {"omega": "0.2"}, "omega must be a real"),
+    ([], {"mixing": [0.1]}, "mixing must name one of alpha, lam, omega, sigma, or an entry"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "message"), BAD_NUMBERS)
 @pytest.mark.usefixtures("unchecked")
 def test_bad_numbers_that_a_search_moves(model, given, message):
     with pytest.raises(ta.InputError, match=message):
-        moved_number(given, model, "x")
-    with pytest.raises(ta.InputError, match=r"x must be the name of a number, .* or a name"):
-        moved_number(ta.Axis(1, 0.5, root), model, "x")
+        moved_number(given() if callable(given) else given, model, "x")
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ({"alpha": []}, "alpha must be one or more"),
-        ({"alpha": ["one"]}, "alpha must be one or more finite"),
-        ({"alpha": [[1.0], [2.0]]}, "alpha must be one or more finite"),
-        ({"alpha": [1.0, 0.5]}, "alpha must be one or more finite, increasing"),
-        ({"alpha": [0.0, 1.0]}, "alpha must be positive for alpha"),
-        ({"alpha": [1.0], "axis": ta.Axis("alpha", [1.0])}, "alpha must be given once"),
-        ({"alpha": 1.0, "axis": ta.Axis("alpha", [1.0])}, "alpha must be given once"),
-        ({"axis": ("alpha", [1.0])}, "axes must be made by Axis"),
-        ({"axis": ta.Axis("mixing[0,2]", [0.1])}, r"mixing\[0,2\] must name"),
-        ({"mixing": [0.1]}, "mixing must name one of alpha, lam, omega, sigma, or an entry"),
-        ({"omega": [0.1, 1.2]}, "omega must be in"),
-        ({"omega": 1.2}, "omega must be in"),
-        ({"omega": "0.2"}, "omega must be a real number"),
-        ({"rank": 2}, "rank must name"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "numbers", "message"), BAD_AXES)
 @pytest.mark.usefixtures("unchecked")
-def test_bad_axes(model, numbers, message):
-    axes = [value for name, value in numbers.items() if name == "axis"]
+def test_bad_axes(model, axes, numbers, message):
     with pytest.raises(ta.InputError, match=message):
-        axes_of(model, axes, {name: value for name, value in numbers.items() if name != "axis"})
+        axes_of(model, axes, numbers)

@@ -35,8 +35,21 @@ def test_where_curves_meet():
     np.testing.assert_allclose((meeting.value, meeting.alpha), (0.4, 1.16), rtol=1e-9)
     events = {m.events for m in third.intersections(first, *pair)}
     assert {("b", "a"), ("b", "alpha_c"), ("a", "semantic baseline")} <= events
-    with pytest.raises(ta.InputError, match="names must be omega"):
-        first.intersections(made.events("alpha_c", "sigma", [1.0, 2.0], *np.ones((2, 2))))
+
+
+@pytest.mark.parametrize("end", [2.0, 4.0])
+def test_curves_that_share_two_knots_only(end):
+    """Curves intersect within the range of both, also where this holds two points."""
+
+    def line(event, values, alphas):
+        return made.events(event, "omega", values, np.array(alphas), np.zeros(len(values)))
+
+    flat, rising = line("a", [-1.0, 0.0, end, 6.0], [1.0] * 4), line("b", [0.0, end], [0.0, end])
+    for first, second in ((flat, rising), (rising, flat)):
+        (meeting,) = first.intersections(second)
+        np.testing.assert_allclose((meeting.value, meeting.alpha), (1.0, 1.0), rtol=1e-12)
+    high = line("d", [end, end + 2], [0.0, 2.0])
+    np.testing.assert_allclose([m.value for m in flat.intersections(high)], [end + 1], rtol=1e-12)
 
 
 def test_points_in_any_order_and_slopes_of_a_spline():
@@ -53,3 +66,19 @@ def test_points_in_any_order_and_slopes_of_a_spline():
     np.testing.assert_array_equal(sloped.slope, 3 + sloped.at)
     assert [float(cell.alpha) for cell in sloped.cells] == sloped.at.tolist()
     assert sloped.exact.all() and not boundary.exact.any() and not gap.exact.any()
+
+
+def test_nothing_runs_over_a_gap():
+    """The middle of five values is missing: slopes are those of either pair, and the curves do not intersect there."""
+    values = np.arange(6.0)
+    alpha = np.array([1.0, 3.0, np.nan, 3.0, 2.0, np.nan])
+    gap = made.events("alpha_c", "omega", values, alpha, 0 * values)
+    np.testing.assert_allclose(gap.slope, [2, 2, np.nan, -1, -1, np.nan])
+    at = [0.5, 1.0, 1.5, 2.0, 2.9, 3.0, 3.5, 4.0, 4.5]
+    np.testing.assert_allclose(gap.interpolant(at), [2, 3, *[np.nan] * 3, 3, 2.5, 2, np.nan])
+    flat = made.events("semantic baseline", "omega", values, np.full(6, 2.5), 0 * values, 0 * values)
+    assert [m.value for m in gap.intersections(flat)] == pytest.approx([0.75, 3.5])
+    steep = made.events("semantic baseline", "omega", values, 10 * (values - 1.7), 0 * values, 10 + 0 * values)
+    assert gap.intersections(steep) == []
+    lone = made.events("alpha_c", "omega", values, np.where(values % 2, values, np.nan), 0 * values)
+    assert np.isnan(lone.slope).all()

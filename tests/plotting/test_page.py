@@ -91,11 +91,27 @@ def test_data_of_the_page_are_those_of_the_table():
     bars = np.array(losses["lines"][1]["bar"], float)
     np.testing.assert_array_equal(bars.ravel(), [row["semantic_train_loss_stderr"] for row in rows])
     for line, boundary in zip(data["boundaries"], (diagram.alpha_c(), diagram.alpha_l()), strict=True):
-        assert len(line["points"]) == len(line["bars"]) == boundary.found.sum()
+        assert sum(map(len, line["runs"])) == len(line["bars"]) == boundary.found.sum()
     state = diagram.semantic
     mean, bar = state.mean.train_loss[1, 2], state.stderr.train_loss[1, 2]
-    assert data["columns"]["semantic"]["train_loss"][1][2] == str(ta.Average(mean, bar))
+    assert data["columns"]["semantic"]["train_loss"][1][2] == str(ta.results.Average(mean, bar))
     assert data["columns"]["semantic"]["status"][0][0] == "absent"
+
+
+def test_lines_of_the_page_pass_no_row_without_a_value():
+    """alpha_c is 1.5, 2 and 2.5 in three of four rows; in the second one no branch is lower than the other."""
+    diagram = known_diagram()
+    cells = {k: np.concatenate([a, a], 1) for k, a in made.cells_of(diagram).items()}
+    a, crossing = np.array([1.0, 2.0, 3.0])[None, :, None], np.array([1.5, 9.0, 2.0, 2.5])[:, None, None]
+    cells["status"] = 0 * cells["status"]
+    cells["train_loss"] = np.stack([a - crossing + np.zeros((4, 3, 2)), np.zeros((4, 3, 2))])
+    cells["train_loss_by_alpha"] = np.stack([np.ones((4, 3, 2)), np.zeros((4, 3, 2))])
+    diagram = made.diagram(diagram.x, ("omega", np.array([0.1, 0.2, 0.3, 0.4])), cells)
+    line, _ = data_of(diagram_page(diagram))["boundaries"]
+    assert [len(run) for run in line["runs"]] == [1, 2] and len(line["bars"]) == 3
+    np.testing.assert_allclose(np.concatenate(line["runs"]), [[1 / 3, 1 / 8], [0.5, 5 / 8], [2 / 3, 7 / 8]])
+    lone = [artist for artist in diagram.plot().axes[0].lines if artist.get_gid() == "alpha_c, points"]
+    np.testing.assert_allclose(lone[0].get_xydata(), [[1.5, 0.1]])
 
 
 def test_page_needs_no_network_and_no_names_that_are_not_there():

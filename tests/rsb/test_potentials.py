@@ -1,7 +1,6 @@
 """The potentials of 1RSB against closed forms, the equations that make them stationary, and the nodes to average on."""
 
 from functools import partial
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,18 +11,17 @@ from cases import CASES, Signs, channel_of_signs, state
 from scipy.stats import norm
 
 import tiedattn_jax as ta
-from tiedattn_jax.averages.lines import LineNodes
-from tiedattn_jax.averages.program import counted_loops
-from tiedattn_jax.averages.rules import sum_of_weighted, teacher_fields, whiten
+from tiedattn_jax.averages.rules import teacher_fields, whiten
 from tiedattn_jax.model.overlaps import Conjugates
 from tiedattn_jax.rsb import potentials
 from tiedattn_jax.rsb.clusters import Cluster
 from tiedattn_jax.rsb.fixed_points import lines_1rsb
-from tiedattn_jax.rsb.potentials import Averages, OneRSBOverlaps, Outer, free_energy, overlaps, prior
+from tiedattn_jax.rsb.potentials import OneRSBOverlaps, Outer
 from tiedattn_jax.theory import potentials as rs_potentials
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 S = jnp.asarray(500.0)
+# One program each instead of one for every operation.
+free_energy, overlaps, prior = map(eqx.filter_jit, (potentials.free_energy, potentials.overlaps, potentials.prior))
 
 
 def _state(q1, q0, V):
@@ -69,20 +67,21 @@ def test_channel_potential_of_signs():
     at, laid = (0.31, 0.17, 0.92, 2.9), (0.3, 0.15)
     points, model = _nodes_of_signs(laid, at), Signs(lam=jnp.asarray(1.0))
 
-    def remainder(q1, q0, V, s):
-        return potentials._remainder(points, (model, _state(q1, q0, V), s))
+    @jax.jit
+    def remainder(at, points):
+        return jax.value_and_grad(lambda at: potentials._remainder(points, (model, _state(*at[:3]), at[3])))(at)
 
-    value, gradient = jax.value_and_grad(remainder, (0, 1, 2, 3))(*map(jnp.asarray, at))
-    expected, slopes = jax.value_and_grad(_remainder_by_hand, (0, 1, 2, 3))(*map(jnp.asarray, at))
+    value, gradient = remainder(jnp.array(at), points)
+    expected, slopes = jax.jit(jax.value_and_grad(lambda at: _remainder_by_hand(*at)))(jnp.array(at))
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
     # The average over all fields is a mean: a factor of its weights changes nothing.
     outer, cluster, unbroken = points
     points = outer, cluster, eqx.tree_at(lambda c: c.log_weight, unbroken, unbroken.log_weight + 0.3)
-    np.testing.assert_allclose(remainder(*map(jnp.asarray, at)), value, rtol=1e-9)
+    np.testing.assert_allclose(remainder(jnp.array(at), points)[0], value, rtol=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_channel_potential_by_a_search_for_jumps():
     """M_s with its first and second derivatives, on nodes that are laid by a search, away from where they were laid."""
     model, laid = Signs(lam=jnp.asarray(1.0)), jnp.array([0.3, 0.15, 0.9, 3.0])
@@ -119,10 +118,10 @@ def test_without_breaking_potentials_are_those_of_replica_symmetry(rank, random_
     model, hats = ta.DotProduct(rank=rank), random_hats(rank)
     hats = eqx.tree_at(lambda h: h.q1, hats, hats.q0)
     rs = Conjugates(hats.q0, hats.V, hats.theta, hats.m)
-    np.testing.assert_allclose(prior(model, hats, S), rs_potentials.prior(model, rs), rtol=1e-12)
+    np.testing.assert_allclose(prior(model, hats, S), eqx.filter_jit(rs_potentials.prior)(model, rs), rtol=1e-12)
     q, M, alpha = 0.05 * jnp.stack([jnp.eye(rank)] * 2), jnp.asarray(0.002), jnp.asarray(1.3)
     x, between = OneRSBOverlaps(q, q, hats.V, hats.theta, hats.m), ta.Overlaps(q, hats.V, hats.theta, hats.m)
-    expected = rs_potentials.free_energy(model, alpha, between, rs, M)
+    expected = eqx.filter_jit(rs_potentials.free_energy)(model, alpha, between, rs, M)
     np.testing.assert_allclose(free_energy(model, alpha, x, hats, S, M), expected, rtol=1e-12)
 
 
@@ -143,13 +142,13 @@ def test_order_parameters_of_isotropic_data(random_hats):
     """For isotropic data V = gamma / Lam, q0 = gamma (b^2 + gamma qhat0) / D^2 and q1 - q0 = gamma c2 / (Lam D)."""
     model, hats = ta.DotProduct(), random_hats()
     x = overlaps(model, hats, S)
-    gamma = 0.25
-    Lam, c2 = 0.01 + gamma * jnp.sum(hats.V), gamma * jnp.sum(hats.q1 - hats.q0)
-    D = Lam - S * c2
-    encoded, semantic = hats.m[0, 0] - hats.m[1, 0], gamma * jnp.sum(hats.theta)
+    x, hats, gamma = *(jax.tree.map(np.asarray, a) for a in (x, hats)), 0.25
+    Lam, c2 = 0.01 + gamma * np.sum(hats.V), gamma * np.sum(hats.q1 - hats.q0)
+    D = Lam - float(S) * c2
+    encoded, semantic = hats.m[0, 0] - hats.m[1, 0], gamma * np.sum(hats.theta)
     np.testing.assert_allclose(x.V, gamma / Lam, rtol=1e-9)
     np.testing.assert_allclose(x.q1 - x.q0, gamma * c2 / (Lam * D), rtol=1e-6)
-    np.testing.assert_allclose(x.q0, gamma * (encoded**2 + semantic**2 + gamma * jnp.sum(hats.q0)) / D**2, rtol=1e-6)
+    np.testing.assert_allclose(x.q0, gamma * (encoded**2 + semantic**2 + gamma * np.sum(hats.q0)) / D**2, rtol=1e-6)
     np.testing.assert_allclose(x.m[0, 0], encoded / D, rtol=1e-9)
 
 
@@ -163,22 +162,28 @@ def test_prior_by_the_ridge_is_the_norm_of_the_weights(random_hats):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_equations_make_the_free_energy_stationary(rank, random_hats):
     """`overlaps` and `conjugates` are the conditions that Phi_s does not change to first order in either of them."""
-    model, hats, s, alpha = ta.DotProduct(rank=rank), random_hats(rank), S, jnp.asarray(1.3)
-    x = overlaps(model, hats, s)
-    by_hats = jax.grad(lambda hats: free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
-    for name, slope in vars(by_hats).items():
-        assert np.max(np.abs(slope)) < 1e-9 * max(1.0, s) * np.max(np.abs(x.V)), name
+    model, s, alpha = ta.DotProduct(rank=rank), S, jnp.asarray(1.3)
 
     def channel(x):  # any smooth function of symmetric matrices
         return sum(jnp.sum(jnp.sin(a + jnp.swapaxes(a, 1, 2))) for a in (x.q1, x.q0, x.V)) + jnp.sum(x.theta**2 - x.m)
 
-    image = potentials.conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2))
-    by_x = jax.grad(lambda x: free_energy(model, alpha, x, image, s, channel(x)))(x)
-    for name, slope in vars(by_x).items():
-        assert np.max(np.abs(slope)) < 1e-12 * s, name
-    for k, name in enumerate(("theta", "m")):  # what a branch holds at zero has no conjugate
-        held = potentials.conjugates(alpha, s, jax.grad(channel)(x), jnp.ones(2).at[k].set(0.0))
-        assert np.all(getattr(held, name) == 0) and np.any(getattr(image, name) != 0)
+    @jax.jit
+    def slopes(hats):
+        x = potentials.overlaps(model, hats, s)
+        images = [
+            potentials.conjugates(alpha, s, jax.grad(channel)(x), free)
+            for free in jnp.array([[1, 1], [0, 1], [1, 0.0]])
+        ]
+        by_hats = jax.grad(lambda hats: potentials.free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
+        by_x = jax.grad(lambda x: potentials.free_energy(model, alpha, x, images[0], s, channel(x)))(x)
+        return by_hats, by_x, images, x.V
+
+    by_hats, by_x, (image, *held), V = slopes(random_hats(rank))
+    for name, slope in vars(by_hats).items():
+        assert np.max(np.abs(slope)) < 1e-9 * float(s) * np.max(np.abs(V)), name
+        assert np.max(np.abs(getattr(by_x, name))) < 1e-12 * float(s), name
+    for name, at_zero in zip(("theta", "m"), held, strict=True):  # what a branch holds at zero has no conjugate
+        assert np.all(getattr(at_zero, name) == 0) and np.any(getattr(image, name) != 0)
 
 
 @pytest.mark.parametrize("jumps", [[], [0.4], [-1.0, 0.2], [5.9], [8.0]])
@@ -196,7 +201,7 @@ def test_a_line_integrates_the_gaussian(jumps):
         np.testing.assert_allclose(weights @ norm.pdf(nodes, place, 0.33), 1.0, atol=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_laid_fields_have_the_law(model, lines):
     x = state(CASES[1])
     laid = potentials.lay_fields(model, x, lines.replicate(0), 0.17)
@@ -207,43 +212,7 @@ def test_laid_fields_have_the_law(model, lines):
     np.testing.assert_allclose((normals * laid.weight) @ normals.T, np.eye(4), atol=0.02)
 
 
-@pytest.mark.parametrize("size", [0, 5, 128, 130])
-def test_blocks_hold_every_field_once(size):
-    """The rest of the last blocks has no weight and adds nothing. A group is empty if all fields are near a jump."""
-    h, weight = jnp.arange(2.0 * size).reshape(2, 1, size), 1.0 + jnp.arange(size)
-    blocks = potentials._in_blocks(Outer(h, h, weight, weight), 4)
-    assert blocks.weight.shape == (32 * -(-size // 128), 4) or not size
-    filled = np.asarray(blocks.weight).ravel()
-    np.testing.assert_array_equal(filled, np.append(weight, np.zeros(filled.size - size)))
-    np.testing.assert_allclose(jnp.einsum("blrn,bn->lr", blocks.h, blocks.weight), h @ weight, rtol=1e-12)
-    with counted_loops(False):
-        assert sum_of_weighted(blocks, lambda block: 1.0 + 0 * jnp.sum(block.h)) == -(-size // 4)  # blocks with weight
-
-
-class _Found(NamedTuple):
-    jump: jax.Array
-
-
-def test_fields_near_a_jump_are_searched_for_jumps_and_the_others_are_not(model, lines, monkeypatch):
-    """A field belongs to the first group if the rough search finds a jump in either part. Fields have a weight."""
-    h = jnp.broadcast_to(jnp.array([-2.0, 1.0, 0.0, 3.0, 4.0]), (2, 1, 5))
-    laid = Outer(h, h, jnp.array([0.1, 0.2, 0.3, 0.4, 0.0]), jnp.zeros(5))
-
-    def search(find, point, blocks):
-        found.append((find, sorted(np.asarray(blocks.h[:, 0, 0])[np.asarray(blocks.weight) > 0].tolist())))
-        h = blocks.h[:, 0]
-        return (_Found(jnp.stack([jnp.where(h < 0, h, 0.0), jnp.where(h > 2, h, 0.0)], 1)),)
-
-    found = []
-    monkeypatch.setattr(potentials, "lay_fields", lambda *_: laid)
-    monkeypatch.setattr(potentials, "_search", search)
-    x = state(CASES[0])
-    averages = potentials.averages_at(model, x, OneRSBOverlaps(2 * x.q, x.q, x.V, x.theta, x.m), S, lines.replicate(0))
-    assert [fields for _, fields in found] == [[-2.0, 0.0, 1.0, 3.0], [-2.0, 3.0], [0.0, 1.0]]
-    assert [find for find, _ in found] == [potentials.find_rough_jump, potentials.find_jumps, potentials.find_smooth]
-    np.testing.assert_allclose([averages.near_jumps.weight.sum(), averages.smooth.weight.sum()], [0.5, 0.5])
-
-
+@pytest.mark.full
 def test_laid_fields_of_signs():
     """A line of `Signs` holds the whole law of its field. The weights sum to one. Pieces end at the jump, at zero."""
     model, q = Signs(lam=jnp.asarray(1.0)), 0.3
@@ -257,89 +226,3 @@ def test_laid_fields_of_signs():
     reached = np.array([-np.min(h), np.max(h)]) / (np.asarray(lines.reach) * q**0.5)
     assert np.all(reached < 1) and np.all(reached > 0.99) and np.min(weight) > 1e-14
     assert laid.teacher.shape == (1, 1, h.size) and np.unique(h).size == h.size // 4
-
-
-class _Echo(NamedTuple):
-    """The arguments of a search, in the shapes of its results."""
-
-    V: jax.Array  # (N,)
-    s: jax.Array  # (N,)
-    nodes: jax.Array  # (L, r, 2 N)
-
-
-def _blocks(size, width, L=2):
-    h = (1.0 + jnp.arange(L * size)).reshape(L, 1, size)
-    return potentials._in_blocks(Outer(h, 0.1 * h, jnp.ones(size), jnp.zeros(size)), width)
-
-
-def test_a_search_asks_for_both_parts_of_every_block(model):
-    """M_s has the response V and s, its RS counterpart V + s (q1 - q0) and no tilt.
-
-    A new search starts from the results of the old one.
-    """
-    unit = jnp.ones((2, 1, 1))
-    x, s = OneRSBOverlaps(0.3 * unit, 0.2 * unit, 5.0 * unit, 0.1 * unit, 0 * unit[..., 0]), jnp.asarray(20.0)
-
-    def echo(law, s, *start):
-        ones = jnp.ones(law.h.shape[-1])
-        echo = _Echo(law.V[1, 0, 0] * ones, s * ones, jnp.concatenate([law.h, 2 * law.h], -1))
-        return jax.tree.map(jnp.add, echo, *start) if start else echo
-
-    blocks = _blocks(10, 4)
-    (first,) = potentials._search(echo, (model, x, s), blocks)
-    (again,) = potentials._search(echo, (model, x, s), blocks._replace(searches=(first,)))
-    assert first.V.shape == (32, 2, 1, 4) and first.nodes.shape == (32, 2, 2, 1, 2, 4)
-    for k, (V, tilt) in enumerate(((5.0, 20.0), (5.0 + 20 * 0.1, 0.0))):
-        np.testing.assert_allclose(first.V[:3, k], V, rtol=1e-12)
-        np.testing.assert_allclose(first.s[:3, k], tilt)
-        for node in range(2):
-            np.testing.assert_allclose(first.nodes[:3, k, :, :, node], (1 + node) * blocks.h[:3], rtol=1e-12)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 2 * b, rtol=1e-12), again, first)
-    assert not any(np.any(a[3:]) for a in (*first, *again))  # blocks without weight
-
-
-def test_the_channel_potential_is_the_sum_of_three_averages(monkeypatch):
-    """Fields near a jump, other fields, and lines at the joined overlaps; here all are known functions."""
-
-    def share(x, model, s):
-        q1, q0, V = x.q1[0, 0, 0], x.q0[0, 0, 0], x.V[0, 0, 0]
-        return q1**2 * s + model.lam * V * q1 + q0**3 * V
-
-    def joint(x, model):
-        return x.q[0, 0, 0] * x.V[0, 0, 0] ** 2 * model.lam
-
-    def nodes(p, block, results):
-        return p, block, results
-
-    def remainder(nodes, p):
-        (_, (outer, *_), found), (model, x, s) = (nodes[0], (nodes[1],), nodes[2]), p
-        return jnp.sum(outer.weight) * share(x, model, s) * found / jax.lax.stop_gradient(found)
-
-    monkeypatch.setattr(potentials, "_search_block", lambda find, p, block: p[2])
-    monkeypatch.setattr(potentials, "_block_nodes", nodes)
-    monkeypatch.setattr(potentials, "_remainder", remainder)
-    monkeypatch.setattr(potentials, "block_envelope", lambda nodes, p: jnp.sum(nodes[1]) * joint(p[1], p[0]))
-    model, at = Signs(lam=jnp.asarray(0.7)), jnp.array([0.31, 0.17, 0.92, 2.9])
-    monkeypatch.setattr(LineNodes, "search", lambda self, model, x, block: x.V)
-    monkeypatch.setattr(LineNodes, "points", lambda self, model, x, block, result: (result, block.weight))
-    averages = Averages(_blocks(5, 4, 1), _blocks(2, 4, 1), lines_1rsb(model, 3, 4, 2, 0).replicate(0))
-
-    def potential(model, x, s):
-        return 7 * share(x, model, s) + joint(x.joined(s), model)
-
-    def setting(u):
-        return model, jnp.ones(()), _state(*u[:3]), u[3]
-
-    def expected(u):
-        model, _, x, s = setting(u)
-        value, (_, by_x, by_s) = jax.value_and_grad(potential, (0, 1, 2))(model, x, s)
-        return value, by_x, by_s
-
-    value, slopes, by_model = potentials.channel_expansion(setting, averages, at, jnp.asarray(True))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), value, expected(at))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), slopes, jax.jacfwd(expected)(at))
-    np.testing.assert_allclose(by_model.lam, jax.grad(potential)(*setting(at)[:1], *setting(at)[2:]).lam, rtol=1e-12)
-    same, zeros, _ = potentials.channel_expansion(setting, averages, at, jnp.asarray(False))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), same, value)
-    assert not any(np.any(a) for a in jax.tree.leaves(zeros))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), zeros, slopes)

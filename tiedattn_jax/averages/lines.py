@@ -14,7 +14,7 @@ they do for frozen `Nodes`.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -73,6 +73,7 @@ class LineSearch(NamedTuple):
 class LineNodes(Replicate):
     """Lines, placed in the space of the standard normals."""
 
+    KIND: ClassVar[str] = "lines"
     teacher: Float[Array, "*R L t N"]  # standard normals of the teacher's fields
     across: Float[Array, "*R across N"]  # the L r - 1 of the student's fields across the line
     weight: Float[Array, "*R N"]  # summing to one

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TypeVar
@@ -27,10 +27,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, Int, PyTree, Shaped
 
-from ..base.arrays import either, precise
-from ..base.errors import is_concrete, is_tracing
-from ..base.kernels import loop_kernel
-from ..base.programs import KERNELS, stored_program
+from ..base.arrays import AnyArray, either, precise
+from ..base.errors import is_concrete, is_tracing, require_unchecked_axes
+from ..base.kernels import kernels_in_use, loop_kernel
+from ..base.programs import stored_program
 
 State = TypeVar("State")
 
@@ -108,14 +108,14 @@ def loop(
 ) -> tuple[State, PyTree[Shaped[Array, "K ... N"]]]:
     """Apply ``step(k, nodes, state, x)`` K = `count` times, as `lax.scan` does; on an NVIDIA GPU in one kernel.
 
-    The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and unless the
-    environment variable TIEDATTN_KERNELS is 0.
+    The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and if
+    `kernels_in_use`.
     """
 
     def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
         return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
 
-    has_kernels = counted() and os.environ.get(KERNELS) != "0"
+    has_kernels = counted() and kernels_in_use()
     kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if has_kernels else None
     if kernel is None:
         return scan(nodes, state, xs)
@@ -137,6 +137,7 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def call(*args: PyTree) -> PyTree:
+        require_unchecked_axes(args)
         leaves = jax.tree.leaves(args, is_leaf=_is_replicate)
         quick = all(a.fast_compile for a in leaves if _is_replicate(a))
         run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
@@ -172,6 +173,7 @@ def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu" or at_top_level(args):
             return fn(*args)
+        require_unchecked_axes(args)
         leaves, structure = jax.tree.flatten(args)
         is_array = [eqx.is_array(a) for a in leaves]
         constants = [None if m else a for a, m in zip(leaves, is_array, strict=True)]
@@ -189,14 +191,16 @@ class _Flat:
     def __init__(self, fn: Callable[..., Any], structure: Any, constants: list[Any]) -> None:
         self.fn, self.structure, self.constants = fn, structure, constants
 
-    def __call__(self, *arrays: Shaped[Array, "..."]) -> list[Shaped[Array, "..."]]:
-        inputs = iter(arrays)
+    def __call__(self, *arrays: Shaped[AnyArray, "..."]) -> list[Shaped[Array, "..."]]:
+        inputs = map(jnp.asarray, arrays)  # constants of a scan are arrays of the host
         leaves = [next(inputs) if a is None else a for a in self.constants]
         result, self.result_structure = jax.tree.flatten(self.fn(*jax.tree.unflatten(self.structure, leaves)))
         return result
 
 
-_flat_functions: dict[Any, _Flat] = {}
+# The programs in the caches of jax keep these functions alive. When a cache drops a program, its function and what
+# that contains, such as the layers of a user, are freed.
+_flat_functions: weakref.WeakValueDictionary[Any, _Flat] = weakref.WeakValueDictionary()
 
 
 _lane = Primitive("lane")

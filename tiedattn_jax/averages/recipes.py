@@ -163,7 +163,7 @@ class GaussHermite(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self.order, "order")
-        require_number(self.least_weight, "least_weight", "from 0 to 1e-6", lambda w: 0 <= w <= 1e-6)
+        require_number(self.least_weight, "least_weight", "from 0 to 1e-6", lambda w: (w >= 0) & (w <= 1e-6))
         object.__setattr__(self, "least_weight", float(self.least_weight))
 
     def rule(self, model: Model | Fields) -> Rule:
@@ -345,7 +345,6 @@ SOBOL_SIZES = {
     "labels": 2**13,  # labels of the optimal learner
     "label grids": 2**11,  # the same where each label has a grid of preimages
     "sphere": 2**18,  # students on a sphere, where the tokens are often too large for a grid
-    "sphere map": 2**14,  # the same for many cells
 }
 
 

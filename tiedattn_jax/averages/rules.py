@@ -14,7 +14,7 @@ import abc
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -79,9 +79,11 @@ class Replicate(eqx.Module):
     """One set of nodes. In a `Rule` every array has one more leading axis.
 
     Attributes:
+        KIND: what the nodes are, in words.
         weight: weights of the nodes, or of lines of nodes, summing to one.
     """
 
+    KIND: ClassVar[str] = "points"
     weight: eqx.AbstractVar[Float[Array, "*R N"]]
 
     @property
@@ -150,8 +152,12 @@ class Rule(Printed):
         return self.stack.size
 
     def describe(self) -> Description:
-        summary = f"{self.replicates} replicates of {self.size} nodes, {type(self.stack).__name__}"
+        summary = f"{self.replicates} replicates of {self.size} nodes, {self.stack.KIND},"
         return Description(f"{summary} for (L, r, t) = {self.stack.shape}")
+
+    def described(self) -> dict[str, Any]:
+        """Return the kind, the size and the number of replicates for reports."""
+        return {"rule": self.stack.KIND, "size": self.size, "replicates": self.replicates}
 
     def replicate(self, k: int) -> Replicate:
         """Return replicate `k`; the coarse one if `k` is `COARSE`."""

@@ -2,10 +2,10 @@
 
 errors         bad input, in one sentence
 progress       what a long computation tells while it runs
-kinds          functions of the public API that have another form for another kind of model
 report         how results print, are saved and drawn: one line, one page, tables, pictures
 results        the common parts of all results: status, settings, replicates, and the error bar
-files          files that are written whole: results, tables, and what a long computation resumes from
+saved          results in files
+files          files that are written whole: arrays, tables, and what a long computation resumes from
 programs       compiled programs that are kept from one process to the next
 arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share
 nodewise       functions of a few numbers, evaluated at very many nodes

@@ -191,6 +191,15 @@ def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:
     return _joined_pivots(matrix, lambda pivot: pivot > 0, operator.and_, jnp.ones(matrix.shape[-1:], bool))
 
 
+def eigenvalues_exceed(matrices: Float[AnyArray, "K n n"], bound: Number) -> Bool[AnyArray, " K"]:
+    """Return whether all eigenvalues of symmetric matrices exceed a bound, on the host unless jax traces them."""
+    if isinstance(matrices, jax.core.Tracer) or isinstance(bound, jax.core.Tracer):
+        eye = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+        return definite(jnp.moveaxis(matrices - bound * eye, 0, -1))
+    known = np.all(np.isfinite(matrices), (1, 2))
+    return known & (np.linalg.eigvalsh(np.where(known[:, None, None], matrices, 0.0))[:, 0] > bound)
+
+
 def _joined_pivots(
     matrix: Float[Array, "n n N"], read: Callable[[Array], Array], join: Callable[[Array, Array], Array], empty: Array
 ) -> Shaped[Array, " N"]:

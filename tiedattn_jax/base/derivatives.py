@@ -2,8 +2,12 @@
 
 The rule is attached by a primitive, because `jax.custom_jvp` can lose it. In a reverse pass through `lax.scan`, and so
 through `lax.map`, jax (0.10.2) replaces the call of a `custom_jvp` by its body. The outputs of the loop keep their
-values but lose the rule, and a further derivative of that pass treats a searched value as a constant. A checkpoint
-around the call defers the loss by one pass. A primitive keeps its rule.
+values but lose the rule, and a further derivative of that pass differentiates the body: a searched value then counts as
+a constant, and a rule that raises an error does not raise it. A checkpoint around the call defers the loss by one pass.
+A primitive keeps its rule.
+
+`lax.custom_root` and `jnp.linalg.pinv` are built on `jax.custom_jvp` and lose their rules, too: use `implicit_root` and
+`pseudo_inverse`. A `custom_jvp` is safe where its body has the same derivatives as its rule.
 """
 
 from __future__ import annotations
@@ -24,23 +28,22 @@ from .arrays import precise
 
 _HALVINGS = 60  # of an interval; a float has no more digits
 
-# Maps leaves and their tangents, None for zero, to the tangent of the value.
-TangentRule = Callable[[list, list], Array]
 
-
-def with_tangent(rule: Callable[[tuple, tuple], Array]) -> Callable[..., Array]:
-    """Return a function ``attach(z, *args)`` that returns the array `z` and whose derivative is given by `rule`.
+def with_tangent(rule: Callable[[tuple, tuple], PyTree]) -> Callable[..., Any]:
+    """Return a function ``attach(z, *args)`` that returns the tree `z` and whose derivative is given by `rule`.
 
     Args:
         rule: returns the tangent of `z` from `primals` ``(z, *args)`` and `tangents`, which are None for leaves that do
-            not move; see `derivative_along`. The z in `primals` carries the same rule, for higher derivatives.
+            not move; see `derivative_along`. The z in `primals` carries the same rule, for higher derivatives. Leaves
+            of the result may be None for zero. Those of integers and booleans do not matter.
     """
 
     exact = precise(rule)
 
-    def attach(z: Float[Array, "*z"], *args: PyTree) -> Float[Array, "*z"]:
-        leaves, tree = jax.tree.flatten((z, *args))
-        return _attach.bind(*map(jnp.asarray, leaves), rule=_TreeRule(exact, tree))
+    def attach(z: PyTree, *args: PyTree) -> PyTree:
+        (values, z_tree), (leaves, tree) = jax.tree.flatten(z), jax.tree.flatten(args)
+        tree_rule = _TreeRule(exact, z_tree, tree)
+        return jax.tree.unflatten(z_tree, _attach.bind(*map(jnp.asarray, values + leaves), rule=tree_rule))
 
     attach.__doc__ = rule.__doc__
     return attach
@@ -53,6 +56,11 @@ def derivative_along(fn: Callable[..., Array], primals: tuple, tangents: tuple) 
     )
     value, derivative = eqx.filter_jvp(fn, primals, directions)
     return jnp.zeros_like(value) if derivative is None else derivative
+
+
+def instantiated(primals: PyTree, tangents: PyTree) -> PyTree:
+    """Return tangents of a rule with zeros for those that are None; all leaves are arrays of floats."""
+    return jax.tree.map(lambda a, d: jnp.zeros_like(a) if d is None else d, primals, tangents)
 
 
 def with_root(
@@ -75,61 +83,122 @@ def with_root(
     return with_tangent(rule)(lax.stop_gradient(z), *args)
 
 
+class Closure(eqx.Module):
+    """A function of an array, together with what it holds, as a tree: `lax.stop_gradient` of it holds constants."""
+
+    arrays: PyTree
+    rest: PyTree = eqx.field(static=True)
+
+    def __init__(self, fn: Callable[[Array], Array], z: Float[Array, "..."]):
+        self.arrays, self.rest = eqx.partition(eqx.filter_closure_convert(fn, z), eqx.is_array)
+
+    def __call__(self, z: Float[Array, "..."]) -> Float[Array, "..."]:
+        return eqx.combine(self.arrays, self.rest)(z)
+
+
+def implicit_root(fn: Closure, z: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Return a root z of ``fn(z)`` that a search found, a number or a vector, with its implicit derivatives."""
+    return _moving_root(lax.stop_gradient(z), fn)
+
+
+@with_tangent
+def _moving_root(primals: tuple, tangents: tuple) -> Float[Array, "*n"]:
+    z, fn = primals
+    change, slope = derivative_along(lambda fn: fn(z), (fn,), tangents[1:]), jax.jacfwd(fn)(z)
+    return -jnp.linalg.solve(slope, change) if z.ndim else -change / slope
+
+
 def bisected_root(fn: Callable[[Array], Array], low: Float[Array, ""], high: Float[Array, ""]) -> Float[Array, ""]:
     """Return the root of a function that is negative at `low` and positive at `high`, with its implicit derivatives."""
-
-    def search(fn: Callable[[Array], Array], _: Array) -> Array:
-        def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            middle = 0.5 * (ends[0] + ends[1])
-            above = fn(middle) > 0
-            return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
-
-        return 0.5 * sum(lax.fori_loop(0, _HALVINGS, halve, (low, high)))
-
     low, high = lax.stop_gradient((low, high))
-    return lax.custom_root(fn, high, search, lambda linear, y: y / linear(jnp.ones_like(y)))
+    closed = Closure(fn, low)
+    frozen = lax.stop_gradient(closed)
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (ends[0] + ends[1])
+        above = frozen(middle) > 0
+        return jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])
+
+    return implicit_root(closed, 0.5 * sum(lax.fori_loop(0, _HALVINGS, halve, (low, high))))
+
+
+@with_tangent
+def _moving_pseudo_inverse(primals: tuple, tangents: tuple) -> Float[Array, "n m"]:
+    (P, a), change = primals, tangents[1]
+    within = P @ change @ P
+    rows = P @ P.T @ change.T
+    columns = change.T @ P.T @ P
+    return rows - rows @ a @ P + columns - P @ a @ columns - within
+
+
+def pseudo_inverse(a: Float[Array, "m n"], **options: Any) -> Float[Array, "n m"]:
+    """Return `jnp.linalg.pinv` of a matrix; its derivatives are for changes that keep the rank."""
+    return _moving_pseudo_inverse(lax.stop_gradient(jnp.linalg.pinv(lax.stop_gradient(a), **options)), a)
 
 
 class _TreeRule(NamedTuple):
-    """A rule for pytrees that is called with their leaves."""
+    """A rule for pytrees that is called with their leaves: those of the value first, then those of the arguments."""
 
-    rule: Callable[[tuple, tuple], Array]
-    tree: PyTreeDef
+    rule: Callable[[tuple, tuple], PyTree]
+    value: PyTreeDef
+    args: PyTreeDef
 
-    def __call__(self, leaves: list, tangents: list) -> Float[Array, "..."]:
-        return self.rule(jax.tree.unflatten(self.tree, leaves), jax.tree.unflatten(self.tree, tangents))
+    @property
+    def outputs(self) -> int:
+        """Number of leaves of the value."""
+        return self.value.num_leaves
+
+    def __call__(self, leaves: list, tangents: list) -> list:
+        return self.value.flatten_up_to(self.rule(self._trees(leaves), self._trees(tangents)))
+
+    def _trees(self, leaves: list) -> tuple:
+        value, args = leaves[: self.outputs], leaves[self.outputs :]
+        return self.value.unflatten(value), *self.args.unflatten(args)
 
 
 class _BatchRule(NamedTuple):
-    """A rule under `jax.vmap`: some leaves have a batch axis, and z has it in front."""
+    """A rule under `jax.vmap`: some leaves have a batch axis, and those of the value have it in front."""
 
     rule: TangentRule
     axes: tuple[int | None, ...]
 
-    def __call__(self, leaves: list, tangents: list) -> Float[Array, "batch ..."]:
-        tangent_axes = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
-        return jax.vmap(self.rule, (list(self.axes), tangent_axes))(leaves, tangents)
+    @property
+    def outputs(self) -> int:
+        return self.rule.outputs
 
+    def __call__(self, leaves: list, tangents: list) -> list:
+        tangent_axes = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
+        return jax.vmap(self.rule.__call__, (list(self.axes), tangent_axes))(leaves, tangents)
+
+
+# Maps leaves and their tangents, None for zero, to the tangents of the leaves of the value.
+TangentRule = _TreeRule | _BatchRule
 
 _attach = Primitive("attach")
-_attach.def_impl(lambda z, *_, rule: z)
-_attach.def_abstract_eval(lambda z, *_, rule: z)
-mlir.register_lowering(_attach, lambda ctx, z, *_, rule: [z])
+_attach.multiple_results = True
+_attach.def_impl(lambda *leaves, rule: list(leaves[: rule.outputs]))
+_attach.def_abstract_eval(lambda *leaves, rule: list(leaves[: rule.outputs]))
+mlir.register_lowering(_attach, lambda ctx, *leaves, rule: leaves[: rule.outputs])
 
 
-def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, rule: TangentRule
-) -> tuple[Float[Array, "*z"], Float[Array, "*z"]]:
-    z = _attach.bind(*primals, rule=rule)
-    return z, rule([z, *primals[1:]], [None if isinstance(d, ad.Zero) else d for d in tangents])
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, rule: TangentRule) -> tuple[list, list]:
+    values = _attach.bind(*primals, rule=rule)
+    moved = rule([*values, *primals[rule.outputs :]], [None if isinstance(d, ad.Zero) else d for d in tangents])
+    return values, [
+        d if d is not None and jnp.issubdtype(a.dtype, jnp.inexact) else ad.Zero(jax.typeof(a).to_tangent_aval())
+        for a, d in zip(values, moved, strict=True)
+    ]
 
 
-def _batched(
-    leaves: Sequence[Any], axes: Sequence[int | None], *, rule: TangentRule
-) -> tuple[Float[Array, "batch ..."], int]:
-    z, size = leaves[0], next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
-    z = jnp.broadcast_to(z, (size, *z.shape)) if axes[0] is None else jnp.moveaxis(z, axes[0], 0)
-    return _attach.bind(z, *leaves[1:], rule=_BatchRule(rule, (0, *axes[1:]))), 0
+def _batched(leaves: Sequence[Any], axes: Sequence[int | None], *, rule: TangentRule) -> tuple[list, list]:
+    size = next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
+    values = [
+        jnp.broadcast_to(z, (size, *z.shape)) if k is None else jnp.moveaxis(z, k, 0)
+        for z, k in zip(leaves[: rule.outputs], axes, strict=False)
+    ]
+    batch_axes = (0,) * rule.outputs
+    batch_rule = _BatchRule(rule, (*batch_axes, *axes[rule.outputs :]))
+    return _attach.bind(*values, *leaves[rule.outputs :], rule=batch_rule), list(batch_axes)
 
 
 ad.primitive_jvps[_attach] = _jvp

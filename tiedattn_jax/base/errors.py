@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from numbers import Real as RealNumber
+from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Num, PyTree, Real
+from jaxtyping import Array, Bool, Float, Int, Key, Num, PRNGKeyArray, PyTree, Real
 
 INT32 = 2**31 - 1  # largest count that jax computes with; a larger one would become another number
+_THREEFRY = "threefry2x32"
+Tree = TypeVar("Tree")
+Ranges: TypeAlias = Sequence[tuple[str, Any, str]]  # names of numbers, whether they are in range, the range in words
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
 
@@ -40,6 +45,65 @@ def require(condition: Bool[ArrayLike, "..."], argument: str, value: Any, requir
     if not np.all(np.asarray(condition)):
         printable = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
         raise InputError(argument, f"must be {requirement}, got {argument}={printable}")
+
+
+class Condition(NamedTuple):
+    """A condition that a number must satisfy.
+
+    Attributes:
+        holds: whether it does; an array of jax if jax traces the number.
+        argument, value, requirement: as in `require`.
+        problem: message after the name of the argument, if it is another one than that of `require`.
+    """
+
+    holds: Any
+    argument: str
+    value: Any = None
+    requirement: str = ""
+    problem: str = ""
+
+
+def settle(conditions: Iterable[Condition]) -> list[Bool[Array, ""]]:
+    """Raise an `InputError` for the first condition that is known not to hold; return the conditions that are traced.
+
+    `within` does for the traced ones what the error does for the others.
+    """
+    traced = []
+    for holds, argument, value, requirement, problem in conditions:
+        if not is_concrete(holds):
+            traced.append(jnp.all(holds))
+        elif problem and not np.all(holds):
+            raise InputError(argument, problem)
+        else:
+            require(holds, argument, value, requirement)
+    return traced
+
+
+def within(tree: Tree, traced: list[Bool[Array, ""]]) -> Tree:
+    """Return a tree unless one of the `traced` conditions is violated; its real numbers that jax traces are then NaN.
+
+    What is computed from NaN is NaN and has the status `nonfinite`, and its derivatives in the numbers of the tree are
+    zero.
+    """
+    if not traced:
+        return tree
+    holds = jnp.all(jnp.stack(traced))
+
+    def masked(a: Any) -> Any:
+        is_traced = not is_concrete(a) and jnp.issubdtype(jnp.result_type(a), jnp.floating)
+        return jnp.where(holds, a, jnp.nan) if is_traced else a
+
+    return jax.tree.map(masked, tree)
+
+
+def conditions_of(module: Any) -> Iterator[Condition]:
+    """Yield the conditions of `in_range` on the numbers of a module and of its parts."""
+    module = jax.tree.map(on_host, module)
+    for name, holds, requirement in module.in_range():
+        yield Condition(holds, name, getattr(module, name), requirement)
+    for part in vars(module).values():
+        if hasattr(part, "in_range"):
+            yield from conditions_of(part)
 
 
 def require_choice(value: Any, argument: str, choices: Collection[str | None]) -> Any:
@@ -185,7 +249,9 @@ def require_promotion() -> None:
 def require_number(
     value: Any, argument: str, requirement: str, holds: Callable[[Any], Any], dtype: DTypeLike = float
 ) -> Real[Array, ""]:
-    """Return one real number as an array of `dtype`; a concrete one must be finite and satisfy `holds`.
+    """Return one real number as an array of `dtype`, which must be finite and satisfy `holds`.
+
+    A traced number that does not becomes NaN, and so does what is computed from it.
 
     Raises:
         InputError: `value` is not a real number, or is several, or does not meet the requirement.
@@ -193,7 +259,8 @@ def require_number(
     number = as_number(value, argument, dtype)
     if is_concrete(value):
         require(np.isfinite(value) and holds(value), argument, value, requirement)
-    return number
+        return number
+    return jnp.where(jnp.isfinite(number) & holds(number), number, jnp.nan)
 
 
 def require_positive(value: Any, argument: str, dtype: DTypeLike = float) -> Real[Array, ""]:
@@ -206,23 +273,45 @@ def require_not_negative(value: Any, argument: str, dtype: DTypeLike = float) ->
     return require_number(value, argument, "zero or positive, and finite", lambda v: v >= 0, dtype)
 
 
-def require_key(key: Any) -> None:
-    """Raise an `InputError` unless `key` is one random key: a typed one, or a raw uint32 vector."""
+def require_key(key: Any) -> PRNGKeyArray:
+    """Return one random key, a typed one or a raw uint32 vector, to draw with; see `_threefry`.
+
+    Raises:
+        InputError: it is something else.
+    """
     is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))  # of the random numbers that jax is set to
     is_raw = isinstance(key, (np.ndarray, jax.Array)) and (key.shape, key.dtype) == (raw.shape, raw.dtype)
     if not (is_typed or is_raw):
         text = " ".join(str(key).split())
         raise InputError("key", f"must be one key, as jax.random.key(0) is, got key={text:.80}")
+    return _threefry(key if is_typed else jax.random.wrap_key_data(key))
 
 
-def require_keys(keys: Any) -> None:
-    """Raise an `InputError` unless `keys` is a vector of one or more typed random keys."""
+def require_keys(keys: Any) -> Key[Array, " K"]:
+    """Return a vector of one or more typed random keys, to draw with; see `_threefry`.
+
+    Raises:
+        InputError: it is something else.
+    """
     is_typed = isinstance(keys, jax.Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     if not (is_typed and keys.ndim == 1 and len(keys)):
         requirement = "must be typed PRNG keys of shape (K,), as jax.random.split(key, K) gives"
         actual = "one key" if is_typed and not keys.ndim else f"shape {np.shape(keys)}" if np.ndim(keys) else repr(keys)
         raise InputError("keys", f"{requirement}, got {actual}")
+    return jax.vmap(_threefry)(keys)
+
+
+def _threefry(key: PRNGKeyArray) -> PRNGKeyArray:
+    """Return a key of threefry, made of the words of a key of another generator.
+
+    Under `vmap` only threefry draws for each key what it draws for that key alone. The keys "rbg" and "unsafe_rbg" of
+    jax draw for all keys at once.
+    """
+    if jax.random.key_impl(key) == _THREEFRY:
+        return key
+    first, *others = jax.random.key_data(key)
+    return functools.reduce(jax.random.fold_in, others, jax.random.key(first, impl=_THREEFRY))
 
 
 def array_of(
@@ -283,12 +372,40 @@ def require_memory(size: float, argument: str, value: Any, objects: str) -> None
 
 
 def _memory() -> float:
-    """Return the memory of all devices in bytes, or that of this machine if they report none; infinite if unknown."""
+    """Return the memory of all devices in bytes, or that of this process if they report none; infinite if unknown."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if all("bytes_limit" in device_stats for device_stats in stats):
         return float(sum(device_stats["bytes_limit"] for device_stats in stats))
     names = getattr(os, "sysconf_names", {})
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if "SC_PHYS_PAGES" in names else np.inf
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else np.inf
+    return float(min(machine, group_limit()))
+
+
+def group_limit(root: Path = Path("/")) -> float:
+    """Return the memory that the control groups of this process have on Linux, in bytes; infinite without a limit.
+
+    A container and a batch job are such groups. Each group has its own limit, and those of the groups that contain it.
+
+    Args:
+        root: folder with `proc` and `sys`.
+    """
+    limits = [np.inf]
+    try:
+        groups = (root / "proc/self/cgroup").read_text().split("\n")
+    except OSError:
+        return np.inf
+    for _, controllers, path in (line.split(":", 2) for line in groups if line):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        # A container may see the path that its group has outside, where its own files lie at the top.
+        kind, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        top = root / "sys/fs/cgroup" / kind
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (folder / name).is_file():
+                limit = (folder / name).read_text().strip()
+                limits.append(np.inf if limit == "max" else float(limit))
+    return min(limits) if min(limits) < 2**62 else np.inf  # the first version writes its largest integer for no limit
 
 
 @jax.jit
@@ -300,6 +417,22 @@ def _not_finite(a: Num[Array, "..."]) -> Int[Array, ""]:
 def is_concrete(*values: PyTree) -> bool:
     """Return whether all arrays have values that can be checked, that is, none is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def on_host(a: Any) -> Any:
+    """Return an array as one of numpy, which compiles nothing for a comparison, unless jax traces it."""
+    return np.asarray(a) if is_concrete(a) else a
+
+
+def require_unchecked_axes(tree: PyTree) -> None:
+    """Raise an `InputError` inside a `jax.shard_map` that checks which values differ between devices.
+
+    jax then refuses loops whose first values are the same on all devices and whose last ones are not, as in a search.
+    """
+    kinds = [jax.typeof(leaf) for leaf in jax.tree.leaves(tree) if not is_concrete(leaf)]
+    if any(getattr(k, "vma", ()) or getattr(getattr(k, "manual_axis_type", None), "varying", ()) for k in kinds):
+        text = "must be False in a jax.shard_map around functions of this library, which search in loops"
+        raise InputError("check_vma", f"{text}, got check_vma=True, which is jax's default")
 
 
 def is_tracing() -> bool:

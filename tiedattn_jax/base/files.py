@@ -1,20 +1,14 @@
-"""Files that are written whole or not at all: arrays, tables, results, and what a long computation resumes from.
+"""Files that are written whole or not at all: arrays, tables, and what a long computation resumes from.
 
 A file of arrays is an .npz, whose zip format has a checksum (CRC) of every array. It also has a line of JSON among its
 arrays, `about`, that says what they belong to. A `Store` keeps what a computation resumes from: its finished pieces, or
-its latest state. `pack` and `load` write and read a result: its structure as JSON, and its arrays by their place in it.
-
-Nothing in a file is executed. A class of this library is looked up by its name; a class of the user's, such as a model,
-must exist when the file is read.
+its latest state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
-import enum
-import functools
 import hashlib
 import io
 import itertools
@@ -23,13 +17,12 @@ import os
 import re
 import secrets
 import stat
-import sys
+import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +175,10 @@ def folder_error(folder: Path, why: Exception, argument: str = "out") -> InputEr
     return InputError(argument, f"must be a folder that can be written, got {argument}='{folder}' ({reason})")
 
 
+class _Damaged(InputError):
+    """A file is damaged, or was not written by this library."""
+
+
 class Store:
     """Place from which a computation resumes: a folder with its finished pieces, or one file with its latest state.
 
@@ -218,16 +215,24 @@ class Store:
     def pieces(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the finished pieces by name; each is a dictionary of arrays by name.
 
+        Damaged pieces are left out with a warning. They are computed again, which overwrites them.
+
         Raises:
-            InputError: if a piece is damaged, belongs to another computation, or is a copy of another piece.
+            InputError: if a piece belongs to another computation, or is a copy of another piece.
         """
-        pieces = {}
+        pieces, damaged = {}, []
         for path in self._paths():
-            about, pieces[path.stem] = self._read(path)
+            try:
+                about, pieces[path.stem] = self._read(path)
+            except _Damaged:
+                damaged.append(path.name)
+                continue
             if (piece := about.get("piece")) != path.stem:
                 text = "must hold every piece under its own name"
                 actual = f"got {self.argument}='{self.place}' with {piece} in {path.name}: delete this file"
                 raise InputError(self.argument, f"{text}, {actual}")
+        if damaged:
+            warnings.warn(f"damaged pieces in '{self.place}' are computed again: {', '.join(damaged)}", stacklevel=2)
         return pieces
 
     def put(self, piece: str, arrays: Mapping[str, ArrayLike]) -> None:
@@ -260,9 +265,9 @@ class Store:
     def _paths(self) -> list[Path]:
         return [] if self.place is None else sorted(p for k in _KINDS for p in self.place.glob(f"{k}-*.npz"))
 
-    def _damaged(self, path: Path) -> InputError:
+    def _damaged(self, path: Path) -> _Damaged:
         text = f"must be whole and written by this library, got {self.argument}='{self.place}'"
-        return InputError(self.argument, f"{text} with {path.name} damaged or of another kind: delete this file")
+        return _Damaged(self.argument, f"{text} with {path.name} damaged or of another kind: delete this file")
 
     def _write(self, path: Path, about: dict[str, Any], arrays: Mapping[str, ArrayLike]) -> None:
         # Without compression, which is slow.
@@ -298,150 +303,3 @@ def _filled(template: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
         return (jnp if isinstance(reference, jax.Array) else np).asarray(array)
 
     return jax.tree.unflatten(jax.tree.structure(template), itertools.starmap(leaf, named(template).items()))
-
-
-# Trees as JSON: of results in files, and of arguments and results of stored programs.
-
-
-def as_json(value: Any, leaf: Callable[[Any, str], Any], name_of: Callable[[type], str], place: str) -> Any:
-    """Return a tree of containers, modules and named tuples as JSON.
-
-    Args:
-        leaf: writes what is neither plain Python nor a node, given its place in the tree.
-        name_of: returns the name of the class of a module or named tuple, for `from_json`.
-        place: name of the tree, which begins all places in it.
-    """
-
-    def written(value: Any, place: str) -> Any:
-        if isinstance(value, (bool, str, type(None))):
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, np.generic):
-            return int(value) if isinstance(value, enum.IntEnum) else value
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {"dict": {key: written(item, f"{place}.{key}") for key, item in value.items()}}
-        if isinstance(value, list) or type(value) is tuple:
-            return {type(value).__name__: [written(item, f"{place}.{k}") for k, item in enumerate(value)]}
-        if isinstance(value, (eqx.Module, tuple)):
-            fields = {name: written(getattr(value, name), f"{place}.{name}") for name in _fields(type(value))}
-            return {"class": name_of(type(value)), "fields": fields}
-        return leaf(value, place)
-
-    return written(value, place)
-
-
-def from_json(value: Any, leaf: Callable[[Any], Any], class_of: Callable[[str], type]) -> Any:
-    """Return the tree that `as_json` wrote; fields are set as they were, without the checks of a new object.
-
-    Args:
-        leaf: reads what the `leaf` of `as_json` wrote.
-        class_of: returns the class of a name.
-
-    Raises:
-        InputError: a class has other fields now.
-    """
-    if not isinstance(value, dict):
-        return value
-    read = functools.partial(from_json, leaf=leaf, class_of=class_of)
-    if "dict" in value:
-        return {key: read(item) for key, item in value["dict"].items()}
-    if "list" in value or "tuple" in value:
-        return [*map(read, value["list"])] if "list" in value else tuple(map(read, value["tuple"]))
-    if "class" not in value:
-        return leaf(value)
-    cls, fields = class_of(value["class"]), {name: read(item) for name, item in value["fields"].items()}
-    if set(fields) != set(_fields(cls)):
-        raise InputError("path", f"must be of this version of {cls.__name__}, got other fields: save it again")
-    if issubclass(cls, tuple):
-        return cls(**fields)
-    result = object.__new__(cls)
-    for name, item in fields.items():
-        object.__setattr__(result, name, item)
-    return result
-
-
-def _fields(cls: type) -> tuple[str, ...]:
-    """Return the names of the fields of a module, or of a named tuple."""
-    names = getattr(cls, "_fields", None)  # of a named tuple
-    return names if names is not None else tuple(field.name for field in dataclasses.fields(cls))
-
-
-def name_of(thing: Any) -> str:
-    """Return "module:name" of a class or function, by which a file refers to it."""
-    return f"{getattr(thing, '__module__', None) or ''}:{getattr(thing, '__qualname__', '<')}"
-
-
-def is_own(name: str) -> bool:
-    """Return whether the thing of this name is defined in this library, and not inside a function."""
-    return name.partition(".")[0] == _PACKAGE and "<" not in name
-
-
-_PACKAGE = __name__.partition(".")[0]
-
-
-def own_class(name: str) -> type | None:
-    """Return the module or named tuple of this library with this name; None if there is none.
-
-    Nothing is imported or called, because a file chooses the name.
-    """
-    module, _, path = name.partition(":")
-    thing: Any = functools.reduce(lambda a, part: getattr(a, part, None), path.split("."), sys.modules.get(module))
-    is_node = isinstance(thing, type) and (issubclass(thing, eqx.Module) or hasattr(thing, "_fields"))
-    return thing if is_node and is_own(name) and name_of(thing) == name else None
-
-
-def pack(result: Any) -> bytes:
-    """Return the content of an .npz file that `load` reads.
-
-    Raises:
-        InputError: the result contains something else than numbers, texts, arrays, and modules and containers of them.
-    """
-    arrays: dict[str, np.ndarray] = {}
-
-    def leaf(value: Any, place: str) -> Any:
-        if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype.kind in "biufcU":
-            arrays[place] = np.asarray(value)
-            return {"array": place, "jax": isinstance(value, jax.Array)}
-        raise InputError("result", f"must consist of numbers, texts and arrays to be saved, got {value!r} in {place}")
-
-    about = {"version": VERSION, "result": as_json(result, leaf, name_of, type(result).__name__)}
-    return packed(about, arrays)
-
-
-def load(path: Path | str) -> Any:
-    """Read a result from a file.
-
-    Raises:
-        InputError: the file is missing, damaged or of another kind, or a class of the user's is not there.
-    """
-    hint = "" if Path(path).exists() else ", where there is no file"
-    refusal = InputError("path", f"must be a whole file that `save` of a result wrote, got path='{path}'{hint}")
-    about, arrays = unpacked(Path(path), refusal)
-    if "result" not in about:
-        raise refusal
-
-    def leaf(value: Any) -> AnyArray:
-        return jnp.asarray(arrays[value["array"]]) if value["jax"] else arrays[value["array"]]
-
-    return from_json(about["result"], leaf, _class_named)
-
-
-def _class_named(name: str) -> type:
-    """Return a class of this library, or a module class of the user's that was defined before.
-
-    Raises:
-        InputError: there is no such class.
-    """
-    if (cls := own_class(name)) is not None:
-        return cls
-    for cls in _subclasses(eqx.Module):
-        if name_of(cls) == name and not is_own(name):
-            return cls
-    module, _, path = name.partition(":")
-    raise InputError("path", f"needs the class {path} of {module}: define or import it before loading, got none")
-
-
-def _subclasses(cls: Any) -> Iterator[Any]:
-    """Yield all classes derived from a class, the latest first: a class may have been defined twice."""
-    for derived in reversed(cls.__subclasses__()):
-        yield derived
-        yield from _subclasses(derived)

@@ -4,15 +4,22 @@ XLA does not fuse loops. It cuts every step into kernels, and each of them write
 what an evaluation of the averages wrote. The steps there are chains of operations on single entries, see `nodewise`, so
 a thread can take its node through all of them, and write only the end.
 
-The kernel is written in Pallas for Triton, the compiler of NVIDIA's GPUs. It agrees with `lax.scan` to rounding.
+The kernel is written in Pallas for Triton, the compiler of NVIDIA's GPUs. It agrees with `lax.scan` to rounding. Every
+process that computes on such a GPU proves this first, see `Proof`, because a compiler or a GPU of another version may
+disagree.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -25,6 +32,7 @@ from jaxtyping import Array, Bool, PyTree, Shaped
 
 from .nodewise import interpreted, operations
 
+KERNELS = "TIEDATTN_KERNELS"  # environment variable that is 0 if programs shall have no kernels of this library
 BLOCK = 128  # nodes of one program of a kernel, one in each thread
 _MOST_OPERATIONS = 4_000  # in a step of a kernel; two tokens need 500, three 1,600
 
@@ -176,3 +184,111 @@ def _rows(tree: PyTree[Shaped[Array, "..."]]) -> list[Shaped[Array, " 1"]]:
 def _entries(ref: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the entries of an array that all nodes share."""
     return np.fromiter((ref[k] for k in range(math.prod(shape))), object).reshape(shape)
+
+
+class Proof:
+    """Whether kernels work on a device: small loops give the same as kernels and by `lax.scan`.
+
+    This is found out once, at the first call. If kernels do not work, a warning says why.
+
+    Args:
+        make: makes kernels as `loop_kernel` does.
+        device: returns the device, or None if there is none; kernels then count as working, as in programs that are
+            only lowered.
+    """
+
+    def __init__(self, make: Callable[..., Any], device: Callable[[], jax.Device | None]) -> None:
+        self.make, self.device = make, device
+        self.lock = threading.Lock()
+        self.works: bool | None = None
+
+    def __call__(self) -> bool:
+        with self.lock:
+            if self.works is None:
+                device = self.device()
+                self.works = device is None or self._holds(device)
+            return self.works
+
+    def _holds(self, device: jax.Device) -> bool:
+        precisions = ("float32", "float64") if jax.config.values["jax_enable_x64"] else ("float32",)
+        # A program may be traced just now. jax traces, and has contexts of its settings, thread by thread.
+        with ThreadPoolExecutor(1) as executor:
+            problem = executor.submit(self.problem, device, precisions).result()
+        if problem:
+            text = f"kernels do not work on {device.device_kind}, and loops run without them: {problem}"
+            warnings.warn(text, stacklevel=3)
+        return not problem
+
+    def problem(self, device: jax.Device, precisions: Sequence[str]) -> str:
+        """Return what is wrong with the kernels on a device; empty if nothing is."""
+        try:
+            for dtype in precisions:
+                with jax.enable_x64(dtype == "float64"), jax.default_device(device):
+                    tolerance = _PROOF_TOLERANCE * float(jnp.finfo(dtype).eps)
+                    for loop, arguments in _loops_of_proof(dtype):
+                        ends = [jax.jit(functools.partial(loop, make))(*arguments) for make in (self.make, None)]
+                        for a, b in zip(*jax.device_get(ends), strict=True):
+                            if not np.allclose(a, b, rtol=tolerance, atol=tolerance):
+                                return f"in {dtype} a number is off by {np.max(np.abs(a - b)):.1e}"
+        except Exception as error:  # a compiler or a driver can fail in any way
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return ""
+
+
+_PROOF_TOLERANCE = 1e4  # units of rounding, which a few steps with exponentials and roots multiply
+
+
+def _loops_of_proof(dtype: str) -> Iterator[tuple[Callable[..., list[Array]], tuple]]:
+    """Yield small loops over three blocks, the last of which is not full, with their arguments.
+
+    Each is a function of a maker of kernels, or None for `lax.scan`, and of its arguments. The first one has the
+    operations of a softmax, reads one row in every step and keeps one. In the second one blocks end at different steps.
+    """
+    size, count, rng = 2 * BLOCK + 5, 3, np.random.default_rng(0)
+
+    def draw(*shape: int) -> Array:
+        return jnp.asarray(rng.standard_normal((*shape, size)), dtype)
+
+    def run(make: Any, step: Callable, arguments: tuple, count: int, *ending: Any) -> list[Array]:
+        nodes, state, xs = arguments
+        if make is None:
+            scan = lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
+            return jax.tree.leaves(scan)
+        return jax.tree.leaves(make(step, arguments, count, *ending)(*arguments))
+
+    def softmax(make: Any, shared: Array, *arguments: Any) -> list[Array]:
+        def step(k: Any, matrix: Array, v: Array, x: Array) -> tuple[Array, Array]:
+            scores = jnp.einsum("abn,bn->an", matrix, v) + shared[:, None] / (1.0 + k)
+            shares = jnp.exp(scores - jnp.max(scores, 0))
+            shares = shares / jnp.sum(shares, 0)
+            return jnp.where(shares > 0.5, jnp.sqrt(shares), shares + x), shares[0]
+
+        return run(make, step, arguments, count)
+
+    def halvings(make: Any, *arguments: Any) -> list[Array]:
+        def unfinished(z: Array) -> Array:
+            return z[0] > 1
+
+        def step(k: Any, nodes: Any, z: Array, x: Any) -> tuple[Array, None]:
+            return jnp.where(unfinished(z) | (k < 1), z / 2, z), None
+
+        return run(make, step, arguments, 2 * count, unfinished, 1)
+
+    yield softmax, (jnp.asarray(rng.standard_normal(2), dtype), draw(2, 2), draw(2), draw(count, 2))
+    powers = 2.0 ** (np.arange(size) % 6 * (np.arange(size) >= BLOCK))  # the first block ends after one step
+    yield halvings, ((), jnp.asarray(powers[None], dtype), None)
+
+
+def _cuda_device() -> jax.Device | None:
+    try:
+        return jax.local_devices(backend="cuda")[0]
+    except RuntimeError:  # there is none
+        return None
+
+
+_works = Proof(loop_kernel, _cuda_device)
+
+
+def kernels_in_use() -> bool:
+    """Return whether loops may be kernels: they work here, and the environment variable TIEDATTN_KERNELS is not 0."""
+    return os.environ.get(KERNELS) != "0" and _works()

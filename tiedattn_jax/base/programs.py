@@ -9,14 +9,13 @@ library, the function, the structure and the shapes of its arguments, versions, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import threading
 import warnings
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax._src import compilation_cache
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import PyTree
 
 from .errors import InputError
-from .files import as_json, from_json, is_own, make_private, name_of, own_class, packed, unpacked, write_whole
+from .files import make_private, packed, unpacked, write_whole
+from .kernels import kernels_in_use
+from .saved import as_json, from_json, is_own, name_of, own_class
 
 _LOCK = threading.Lock()
 _ARRAYS = jax.Array, np.ndarray, np.generic
@@ -39,27 +40,40 @@ _SETTINGS = (
     *"jax_enable_x64 jax_default_device jax_default_matmul_precision jax_log_compiles jax_transfer_guard".split(),
     *"jax_numpy_dtype_promotion jax_numpy_rank_promotion".split(),
 )
-KERNELS = "TIEDATTN_KERNELS"  # environment variable that is 0 if programs shall have no kernels of this library
 # jax does not store kernels of Triton, because their form may differ in its next version; the key holds the version.
 _STORABLE = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
 
 
-def source() -> str:
-    """Hash the Python files of this library."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def source(package: Any) -> str | None:
+    """Hash the Python files of a package, which may lie in a zip file; None if there are none to be read.
+
+    Args:
+        package: its folder, as `importlib.resources.files` gives it.
+    """
+
+    def texts(folder: Any) -> Iterator[bytes]:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from texts(entry)
+            elif entry.name.endswith(".py"):
+                yield entry.read_bytes()
+
+    digest, count = hashlib.sha256(), 0
+    for text in texts(package):
+        digest.update(text)
+        count += 1
+    return digest.hexdigest() if count else None
 
 
 class Traced:
     """Folder of the traced programs, None if they are not kept, and the hash of this library's source.
 
-    The source is hashed when this module is imported. A file that changes later is not the code that runs.
+    The source is hashed when this module is imported. A file that changes later is not the code that runs. Without
+    sources, as where there is only bytecode, no traced program is kept: it could be that of another version.
     """
 
     folder: Path | None = None
-    source = source()
+    source = source(resources.files(__name__.partition(".")[0]))
 
 
 def use_compilation_cache(folder: Path | str | None = None) -> None:
@@ -70,8 +84,8 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
     library's models and rules, programs that average are also stored as traced text, so that later processes skip
     tracing. A changed source file invalidates the stored text; code that is replaced at run time does not.
 
-    Programs in the folder are executed, so only this user may be able to write to it. A file that is cut off or damaged
-    is replaced.
+    Programs in the folder are executed, so only this user may be able to write to it. A stored text that is damaged is
+    replaced. For a compiled program that is damaged jax warns, and compiles it in every process: delete the folder.
 
     Args:
         folder: folder of the programs; by default the value of the environment variable TIEDATTN_CACHE, where "0" means
@@ -94,59 +108,14 @@ def use_compilation_cache(folder: Path | str | None = None) -> None:
             make_private(private, argument)
             if named and not private.is_dir():
                 raise InputError(argument, f"must be a folder that can be made, got {argument}='{location}'")
-        jax.config.update("jax_compilation_cache_dir", str(location))
+        if jax.config.values["jax_compilation_cache_dir"] != str(location):
+            jax.config.update("jax_compilation_cache_dir", str(location))
+            reset_cache()  # jax keeps the folder that it opened first
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        compilation_cache.get_executable_and_time = _read_or_remove  # type: ignore[assignment]
-        Traced.folder = traced
-
-
-_READ = compilation_cache.get_executable_and_time
-# Objects whose method ``compiles(name, seconds)`` is called before a program is compiled. It is told how many seconds a
-# program of this name took last time.
-WATCHERS: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _read_or_remove(key: str, *args: Any) -> tuple[Any, int | None]:
-    """Read a compiled program and its seconds of compiling, as jax does; jax compiles a program for which it gets None.
-
-    A file that cannot be read is removed; jax would never replace it. Watchers hear of a program that will be compiled.
-    """
-    try:
-        executable, seconds = _READ(key, *args)
-    except Exception:  # the content of a damaged file can fail in any way
-        executable = seconds = None
-        with contextlib.suppress(OSError):
-            (_cache_folder() / f"{key}-cache").unlink()
-    if executable is None and WATCHERS:
-        name = key.rpartition("-")[0]
-        if (last := _seconds_last_time(name)) is not None:
-            for watcher in list(WATCHERS):
-                watcher.compiles(name.removeprefix("jit_").strip("_"), last)
-    return executable, seconds
-
-
-def _cache_folder() -> Path:
-    """Return the folder of jax's compiled programs."""
-    return Path(jax.config.values["jax_compilation_cache_dir"])
-
-
-def _seconds_last_time(name: str) -> int | None:
-    """Return the seconds that the last compilation of a program with this name took; None if they are not known.
-
-    jax keeps them with the program. Its arguments may have had other shapes, and the library another version.
-    """
-    try:
-        content = compilation_cache.decompress_executable(_latest_programs(_cache_folder())[name].read_bytes())
-        return compilation_cache.extract_executable_and_time(content)[1]
-    except Exception:  # there is no such file, or it is damaged
-        return None
-
-
-@functools.cache  # a folder can have ten thousand files, and a first call asks for a hundred names
-def _latest_programs(folder: Path) -> dict[str, Path]:
-    """Return the newest file of every name in a folder of compiled programs; a file is called NAME-HASH-cache."""
-    files = sorted(folder.glob("*-*-cache"), key=lambda file: file.stat().st_mtime)
-    return {file.name.rsplit("-", 2)[0]: file for file in files}
+        Traced.folder = None if Traced.source is None else traced
+        if Traced.source is None:
+            text = "traced programs are not kept, because the Python files of tiedattn_jax cannot be read"
+            warnings.warn(f"{text}; compiled ones are kept", stacklevel=2)
 
 
 def settings() -> dict[str, str]:
@@ -179,13 +148,14 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
         on_default_device = [d.platform for d in devices] == [default_device().platform] == [jax.default_backend()]
         if Traced.folder is None or not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
             return jitted(*args)
-        kernels = os.environ.get(KERNELS, "")
-        context = (jax.default_backend(), kernels, *jax_settings.values(), *((a.shape, str(a.dtype)) for a in leaves))
+        shapes = ((a.shape, str(a.dtype)) for a in leaves)
+        context = (jax.default_backend(), kernels_in_use(), *jax_settings.values(), *shapes)
         key = Traced.folder, tree, static_tree, *constants, *context
         with _LOCK:
             if key not in programs:
-                programs[key] = traced_in(Traced.folder, context, fn, arrays, static, options)
-        run = programs[key]
+                with contextlib.suppress(TypeError):  # a class of the user's would live as long as the key
+                    programs[key] = traced_in(Traced.folder, context, fn, arrays, static, options)
+            run = programs.get(key)
         return jitted(*args) if run is None else run(leaves)
 
     return call
@@ -197,13 +167,13 @@ def traced_in(
     """Read a program from a folder, or trace it and write it there; None if it cannot be kept.
 
     The returned function maps the leaves of `arrays` to the result of `fn`.
+
+    Raises:
+        TypeError: a class or a function is not one of this library.
     """
     leaves, tree = jax.tree.flatten(arrays)
-    try:
-        versions = jax.__version__, eqx.__version__
-        key = [Traced.source, *versions, _own_name(fn), described(arrays), described(static)]
-    except TypeError:
-        return None
+    versions = jax.__version__, eqx.__version__
+    key = [Traced.source, *versions, _own_name(fn), described(arrays), described(static)]
     name = hashlib.sha256(json.dumps([key, context]).encode()).hexdigest()
     path = folder / f"{name}.npz"
     try:

@@ -5,26 +5,31 @@ function ``progress(done, total)`` of two integers. It counts all work of the ca
 sweep, branches in cells of a diagram, root searches of a single state or event, runs of a trajectory. Work that is
 found on the way, such as a repetition, makes `total` larger. Functions that are one compiled program, such as `gamp`,
 `train` and `population`, have no progress, because the host does not see their loops.
+
+A derivative is compiled after the function has returned, where no bar is left. Once a bar was shown in a process, one
+line on stderr tells of every program that took more than ten seconds to compile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
 from .errors import InputError
-from .programs import WATCHERS
 
 Report: TypeAlias = Callable[[int, int], None]
 Progress: TypeAlias = Report | bool | None
 
-_SLOW = 2.0  # seconds to the first result, or of a compilation, from which on they are shown
+_SLOW = 2.0  # seconds to the first result from which on they are shown
+_LONG = 10.0  # seconds of a compilation from which on a line tells of it
 
 
 def silent(done: int, total: int) -> None:
@@ -35,15 +40,16 @@ def reporter(progress: Any, unit: str) -> Report:
     """Return the function that is told what is done, and of how much.
 
     Args:
-        progress: argument of the caller's, a `Progress`.
+        progress: argument of the caller's, a `Progress`; without stderr, as in a service, there is no bar.
         unit: what is counted.
 
     Raises:
         InputError: `progress` is none of the three.
     """
-    if progress is None or progress is False:
+    if progress is None or progress is False or (progress is True and sys.stderr is None):
         return silent
     if progress is True:
+        _tell_of_compilations()
         return _Bar(unit)
     if not callable(progress):
         raise InputError("progress", f"must be None, True or a function of (done, total), got progress={progress!r}")
@@ -76,21 +82,24 @@ def in_parts(progress: Progress) -> Progress:
     return part
 
 
-class _Bar:
-    """A bar on stderr. It says "compiling" until the first result, and afterwards how long that took.
+@functools.cache  # once a process
+def _tell_of_compilations() -> None:
+    """Print a line from now on for every program that takes long to compile."""
 
-    If a cache folder knows how long a slow program took last time, the bar names it while it is compiled.
-    """
+    def tell(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG and sys.stderr is not None:
+            name = about.get("fun_name", "a program")
+            tqdm.write(f"tiedattn_jax: compiled {name} in {duration_secs:.0f} s", file=sys.stderr)
+
+    jax.monitoring.register_event_duration_secs_listener(tell)
+
+
+class _Bar:
+    """A bar on stderr. It says "compiling" until the first result, and afterwards how long that took."""
 
     def __init__(self, unit: str):
         self.begin, self.first = time.perf_counter(), -1
         self.bar: Any = tqdm(desc="compiling", unit=f" {unit}", total=1, file=sys.stderr)
-        WATCHERS.add(self)
-
-    def compiles(self, name: str, seconds: float) -> None:
-        """Say that a program is being compiled, and how long this took last time."""
-        if seconds > _SLOW:
-            self.bar.set_description_str(f"compiling {name}, {seconds:.0f} s last time")
 
     def __call__(self, done: int, total: int) -> None:
         self.first = done if self.first < 0 else self.first

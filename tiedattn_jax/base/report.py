@@ -18,7 +18,8 @@ from jaxtyping import Shaped
 
 from .arrays import Number
 from .errors import require_kind
-from .files import load, pack, write_whole
+from .files import write_whole
+from .saved import load, pack
 
 _ENTRIES = 4  # number of entries of an axis that are shown
 _LEAST_POWER = -4  # smallest power of ten of a number with an error bar that is written without an exponent

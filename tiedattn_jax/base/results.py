@@ -7,8 +7,8 @@ line and its page follow from them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -41,6 +41,36 @@ class Status(enum.IntEnum):
         return {1: "stalled at the accuracy of the averages"}.get(int(value), cls(int(value)).name.replace("_", " "))
 
 
+# A number with its error bar, or a label with None.
+Column = tuple[Any, Any]
+# Functions of `plotting` that draw any number of a table along one axis and over two.
+LINE_FIGURE, MAP_FIGURE = "theory.table_figure", "diagrams.map_figure"
+
+
+class InTable(NamedTuple):
+    """How a table of results of one class reads, prints and draws them.
+
+    Attributes:
+        main: number that is read, printed and drawn unless another one is named; by default the first one.
+        drawn: numbers that are drawn together along one axis, in place of the main one.
+        figures: pictures of a table along one axis and over two, functions of `plotting`.
+        shown: columns that are printed; all if there are none.
+        headline: function of a table that returns what was asked, in words.
+        summary: function of a table over two axes that returns what is printed in place of its main number.
+        page: function of a table that returns all that is printed, in place of the common page.
+        always: numbers that mean something in a cell without a result.
+    """
+
+    main: str = ""
+    drawn: tuple[str, ...] = ()
+    figures: tuple[str, str] = (LINE_FIGURE, MAP_FIGURE)
+    shown: tuple[str, ...] = ()
+    headline: Callable[[Any], str] = lambda table: str(table.question)
+    summary: Callable[[Any], list[Row]] | None = None
+    page: Callable[[Any], Description] | None = None
+    always: tuple[str, ...] = ()
+
+
 class Result(Printed):
     """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them.
 
@@ -50,6 +80,16 @@ class Result(Printed):
     """
 
     USABLE: ClassVar[Status] = Status.stalled  # the last status of a result that can be used
+
+    @property
+    def in_table(self) -> InTable:
+        """How a table reads, prints and draws results of this class."""
+        return InTable()
+
+    @property
+    def has_result(self: Any) -> bool:
+        """Whether a cell of a table with this result has what was asked for."""
+        return bool(self.ok)
 
     @property
     def status_name(self: Any) -> Any:
@@ -63,6 +103,15 @@ class Result(Printed):
         A run on data, and each run of a table, must have converged.
         """
         return self.status <= self.USABLE
+
+
+def joined(dictionaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return dictionaries with the same keys, those of the lanes of a batch, as one with lists of their values."""
+
+    def of_lanes(values: list[Any]) -> Any:
+        return joined(values) if isinstance(values[0], dict) else values
+
+    return {key: of_lanes([lane[key] for lane in dictionaries]) for key in dictionaries[0]}
 
 
 Value = TypeVar("Value")
@@ -116,18 +165,27 @@ class Replicated(Result):
 
     @property
     def status(self: Any) -> Int[Array, "*batch"]:
-        """The worst `Status` over the replicates."""
-        return jnp.max(self.replicates.status, -1)
+        """The worst `Status` over the replicates; that of a search that failed, if others ended without a state."""
+        statuses = self.replicates.status
+        worst = jnp.max(jnp.where(statuses == Status.absent, Status.converged, statuses), -1)
+        return jnp.where(worst > Status.stalled, worst, jnp.max(statuses, -1))
 
     @property
     def title(self) -> str:
         """The kind of the result and its setting, in a few words."""
         return type(self).__name__
 
-    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def shown(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the numbers of `SHOWN` and their error bars, by name."""
         mean, bars = self.mean, self.stderr
         return {name: getattr(mean, name) for name in self.SHOWN}, {name: getattr(bars, name) for name in self.SHOWN}
+
+    def numbers(self) -> dict[str, Column]:
+        """Return all numbers with their error bars, and the flags with None, by name."""
+        numbers, bars = self.shown()
+        return {name: (a, bars[name]) for name, a in numbers.items()} | {
+            name: (plain(getattr(self, name)), None) for name in self.FLAGS
+        }
 
     def details(self) -> list[Row]:
         """Return further rows of the page."""
@@ -136,11 +194,11 @@ class Replicated(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return setting, numbers, flags, status and error bars; valid JSON if all numbers are finite."""
         setting, flags = ({name: plain(getattr(self, name)) for name in names} for names in (self.SETTING, self.FLAGS))
-        numbers, bars = map(plain, self.numbers())
+        numbers, bars = map(plain, self.shown())
         return {**setting, **numbers, **flags, "status": self.status_name, "stderr": bars}
 
     def describe(self) -> Description:
-        rows = rows_of(*self.numbers(), meanings=self.SHOWN)
+        rows = rows_of(*self.shown(), meanings=self.SHOWN)
         return Description(self.title, self.status_name, rows, self.details())
 
 
@@ -232,10 +290,14 @@ def error_bar(values: Real[AnyArray, "R *shape"]) -> Float[Array, "*shape"]:
     safe_count = jnp.maximum(count, 2)
     mean = jnp.sum(jnp.where(is_known, values, 0.0), 0) / jnp.maximum(count, 1)
     square = jnp.sum(jnp.where(is_known, values - mean, 0.0) ** 2, 0)
-    # Factors by the number of replicates. The entries for zero and one replicate are not used.
-    factors = np.concatenate([[np.inf, np.inf], special.stdtrit(np.arange(1, max(values.shape[0], 2)), 0.97725) / 2])
+    factors = student_factor(np.arange(max(values.shape[0], 2) + 1))
     bar = jnp.sqrt(square / (safe_count - 1) / safe_count) * jnp.asarray(factors, mean.dtype)[safe_count]
     return jnp.where(count > 1, bar, jnp.where(count == 1, jnp.inf, jnp.nan))
+
+
+def student_factor(count: int | Int[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Return the factor from a standard error of the mean of so many numbers to its error bar; see `error_bar`."""
+    return np.where(np.greater(count, 1), special.stdtrit(np.maximum(count, 2) - 1, 0.97725) / 2, np.inf)
 
 
 class Average(Printed):

@@ -21,12 +21,12 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.program import lane_by_lane, program
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule
-from ..base.arrays import either, positive_definite, precise
+from ..base.arrays import definite, either, positive_definite, precise
+from ..base.derivatives import Closure, implicit_root
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
-from ..base.kinds import with_other_forms
 from ..base.report import Description, Row, picture
-from ..base.results import MeanField, Replicated, Status
-from ..model.checks import needs
+from ..base.results import InTable, MeanField, Replicated, Status
+from ..model.checks import CHANCE, check_provides, needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import OrderNumber, symmetric
 from ..theory.solve import check_alpha
@@ -37,11 +37,15 @@ _MAX_STEPS = 400
 # Conjugates of the starts, and those at which a search ends with zero and with perfect overlap, in units of 1 / rho.
 STARTS = {"uninformed": 1e-7, "informed": 1e7}
 _ZERO, _PERFECT = 1e-8, 1e13
+# A search that settles at conjugates above this, in units of 1 / rho and over the tolerance, ends at infinity.
+_KNOWN = 0.1
 # Relative length of steps away from an unstable state, and where the conjugates are so small or so large, in units of
 # 1 / rho, that no other state is near.
 _GROWTH, _FAR_GROWTH, _FAR = 0.3, 9.0, (1e-2, 1e2)
 _CUT = 0.9  # largest relative length of Newton's step
 _RESOLUTION = 2.0  # sqrt(V / rho) over the spacing of a grid of preimages, below which the grid is too coarse
+_SAME_PI = 1e-5  # relative difference of the teacher's second moments at two atoms that may be rounding
+_BLIND = 1e-3  # change of a target along some direction of the fields, relative to the largest, that counts as none
 _SAME = 1e-6  # relative difference of the overlaps of two starts above which they are two states
 
 
@@ -84,8 +88,12 @@ class BayesPoint(Replicated):
     free_entropy = MeanField[Array]()
     batch_probe = "alpha", 0
     SETTING = ("alpha",)
-    SHOWN: ClassVar = {"q": "", "gen_error": "", "free_entropy": ""}
+    SHOWN: ClassVar = {"q": "overlap of the posterior mean with the teacher", "gen_error": "", "free_entropy": ""}
     FLAGS = ("hard",)
+
+    @property
+    def in_table(self) -> InTable:
+        return InTable("gen_error", headline=lambda table: "the optimal learner")
 
     @property
     def status(self) -> Int[Array, "*batch"]:
@@ -131,8 +139,7 @@ class BayesPoint(Replicated):
     )
 
 
-@with_other_forms
-def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None = None) -> BayesPoint:
+def solve(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None = None) -> BayesPoint:
     """Solve for the Bayes-optimal learner: it knows the law of the data and of the teacher, and the form of the target.
 
     Its test error is a lower bound for that of every learner. The labels reveal the target's attention matrix, so that
@@ -157,11 +164,12 @@ def bayes(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
 
     Raises:
         InputError: alpha is not positive; the model has a penalty, no `target` or no `preimages`; its target does not
-            depend on the teacher (omega is one); the teacher's fields do not have mean zero; or a teacher of two
-            columns comes without nodes.
+            depend on the teacher (omega is one); the teacher's fields do not have mean zero; the teacher points along
+            the encodings, or has other second moments at other atoms; preimages do not fit the target; or a teacher of
+            two columns comes without nodes.
     """
     check_bayes(model)
-    alpha = check_alpha(model, alpha)
+    alpha = if_allowed(model, check_alpha(model, alpha))
     if start is not None:
         start = require_choice(start, "start", STARTS)
     if nodes is None and jax.eval_shape(_label, model).spacing:
@@ -189,38 +197,97 @@ def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind
         model: a layer and its data.
         purpose, kind: what else a computation needs, as in `needs`.
     """
-    provides = {
-        "target": "for the Bayes-optimal learner",
-        "preimages": "that says which fields of the teacher a label allows",
-    }
+    provides = {"target": "for the Bayes-optimal learner"}
     needs(model, purpose, even=False, provides=provides, ridge_only=True, **kind)
-    require_takes(
-        model.preimages, "preimages", ("Y", *["noise"] * bool(model.noise)), f" of a model with noise = {model.noise}"
-    )
+    _check_preimages(model)
     if is_concrete(model):
         with with_values():
-            _check_numbers(model)
+            for condition, name, value, requirement in _requirements(model):
+                require(condition, name, value, requirement)
 
 
-def _check_numbers(model: Model) -> None:
-    law, (L, _, t) = model.law(), model.shape
-    if law.sentences is not None and np.any(np.abs(np.asarray(law.cross[:, L:])) > 1e-6):
-        raise InputError("law.cross", "must be zero: the Bayes-optimal learner needs teacher's fields of mean zero")
+def _check_preimages(model: Model) -> None:
+    """Raise an `InputError` unless a class of the model says which fields of the teacher its labels allow."""
+    name, t = type(model).__name__, model.shape[2]
+    owner = next(kind for kind in type(model).__mro__ if "preimages" in vars(kind))
+    arguments = ("Y", "noise") if model.noise else ("Y",)
+    if model.noise and owner is not type(model):
+        try:
+            require_takes(model.preimages, "preimages", arguments)
+        except InputError:
+            text = f"must have a method `preimages(Y, noise)`, as its labels have noise, got {name}"
+            text += "" if owner is Model else f" with that of {owner.__name__} for labels without noise"
+            advice = f"return tiedattn_jax.orbit(Y + s * noise, s**2)` for a target of Y + s * noise, with noise = {t}"
+            raise InputError("model", f"{text}. Write `{advice}; other labels have no Bayes-optimal learner") from None
+    check_provides(model, "preimages", "that says which fields of the teacher a label allows")
+    require_takes(model.preimages, "preimages", arguments, f" of a model with noise = {model.noise}")
+
+
+def _requirements(model: Model) -> list[tuple[Array, str, Any, str]]:
+    """Return what the numbers of a model must satisfy, each with the argument, its value and the requirement."""
+    law, (L, _, t), dtype = model.law(), model.shape, model.lam.dtype
+    mean = jnp.zeros(()) if law.sentences is None else law.cross[:, L:]
+    pi, tau, cross = (jnp.tensordot(law.weights, a, 1) for a in (law.pi, law.tau, law.cross))
+    has_weight = (law.weights > 0)[:, None, None]
+    scatter = jnp.max(jnp.where(has_weight, jnp.abs(law.pi - pi), 0.0)) / jnp.max(jnp.abs(pi))
+    lengths, sizes = (jnp.sqrt(jnp.maximum(jnp.diagonal(a), jnp.finfo(dtype).tiny)) for a in (tau, pi))
+    cosine = jnp.max(jnp.abs(cross) / lengths[:, None] / sizes)
     Y = np.random.default_rng(0).standard_normal((L, t + model.noise))
-    Y[:, :t] *= float(model.field_scale)
-    label, slope, error = _tried(model, jnp.asarray(Y, model.lam.dtype))
-    depends = np.max(np.abs(np.asarray(slope))) * float(model.field_scale) > 1e-6
-    require(depends, "model.target", "a constant", "a function of the teacher's fields, as with omega below one")
-    require(np.asarray(label.noise) >= 0, "preimages(Y).noise", label.noise, "a variance, at least zero")
-    require(np.asarray(error) < 1e-3, "preimages(Y).fields", label.fields, "fields of the same target as Y")
+    scale = jnp.concatenate([jnp.full(t, model.field_scale, dtype), jnp.ones(model.noise, dtype)])
+    label, slope, error, spread = _tried(model, jnp.asarray(Y, dtype) * scale)
+    J = slope.reshape(L * L, -1)
+    J /= jnp.maximum(jnp.linalg.norm(J), jnp.finfo(dtype).tiny)
+    is_seen = definite((J.T @ J - _BLIND**2 * jnp.eye(J.shape[1], dtype=dtype))[..., None])
+    owner = next(kind for kind in type(model).__mro__ if "preimages" in vars(kind))
+    remedy = "" if owner is type(model) else f": those of {owner.__name__} do not fit, write `preimages` of its own"
+    learner = "the Bayes-optimal learner"
+    return [
+        (jnp.abs(mean) <= 1e-6, "law.cross", mean, f"zero for classes: {learner} needs teacher's fields of mean zero"),
+        (cosine < CHANCE, "law.cross", f"cosines up to {_shown(cosine)}",
+         f"zero up to chance: {learner} knows the encodings, and so the teacher along them"),
+        (scatter <= _SAME_PI, "law.pi", f"relative differences up to {_shown(scatter)}",
+         f"the same at all atoms: {learner} does not know the entries of a drawn teacher, nor which ones of a sparse "
+         "teacher are zero. Pass the law with their mean, and cross zero"),
+        (jnp.max(jnp.abs(slope)) * model.field_scale > 1e-6, "model.target", "a constant",
+         "a function of the teacher's fields, as with omega below one"),
+        (label.noise >= 0, "preimages(Y).noise", label.noise, "a variance, at least zero"),
+        (error < 1e-3, "preimages(Y).fields", label.fields, f"fields of the same target as Y{remedy}"),
+        ((not label.signs) | is_seen, "preimages(Y)", "two signs",
+         "all fields of the same target, which many fields near Y have here"),
+        (spread <= 1e-3 * jnp.maximum(label.noise, 1), "preimages(Y, noise).noise", label.noise,
+         "the variance of the noise on the teacher's fields"),
+    ]  # fmt: skip
+
+
+def _shown(value: Array) -> str:
+    return f"{value:.2g}" if is_concrete(value) else ""
+
+
+def if_allowed(model: Model, numbers: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Return numbers, or NaN where a model whose numbers jax traces has no Bayes-optimal learner."""
+    if is_concrete(model):
+        return numbers
+    return jnp.where(jnp.all(jnp.stack([jnp.all(row[0]) for row in _requirements(model)])), numbers, jnp.nan)
 
 
 @eqx.filter_jit
-def _tried(model: Model, Y: Float[Array, "L _"]) -> tuple[Preimages, Array, Array | float]:
-    """Return the label of fields Y, the slope of their target, and the error of the targets of the preimages."""
-    label = model.preimages(*model.label(Y))
-    slope = jax.jacfwd(lambda Y: model.target(*model.label(Y)))(Y)
-    return label, slope, 0.0 if model.noise else jnp.abs(jax.vmap(model.target)(label.fields) - model.target(Y))
+def _tried(model: Model, Y: Float[Array, "L _"]) -> tuple[Preimages, Array, Array, Array]:
+    """Return the label of fields Y, the slope of their target, and errors of what the preimages say.
+
+    These are the error of the targets of the preimages, without noise, and that of the variance of the noise if the
+    preimages are two signs.
+    """
+    fields, *noise = model.label(Y)
+    silent = [jnp.zeros_like(a) for a in noise]
+    label = model.preimages(fields, *noise)
+    slope = jax.jacfwd(lambda fields: model.target(fields, *noise))(fields)
+    error = jnp.abs(jax.vmap(lambda U: model.target(U, *silent))(label.fields) - model.target(fields, *noise))
+    spread = jnp.zeros(())
+    if noise and label.signs:
+        J = jax.jacfwd(lambda noise: model.preimages(*[fields, noise]).fields[0].ravel())(noise[0])
+        J = J.reshape(fields.size, -1)
+        spread = jnp.max(jnp.abs(J @ J.T - label.noise * jnp.eye(len(J))))
+    return label, slope, error, spread
 
 
 def _label(model: Model) -> Preimages:
@@ -306,7 +373,7 @@ def _search(
         information = averages(posterior(model, conjugates(v))).information
         return alpha * information[: shape[0]].ravel() - v
 
-    def iterate(change: Callable[[Array], Array], first: Array) -> tuple[Array, tuple[Array, Array]]:
+    def iterate(change: Callable[[Array], Array], first: Array) -> tuple[Array, Array, Array]:
         def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             v, _, count = s
             J, r = jax.jacfwd(lambda v: (change(v),) * 2, has_aux=True)(v)
@@ -330,14 +397,15 @@ def _search(
             return (s[1] > tol) & (s[2] < _MAX_STEPS) & (size > _ZERO) & (size < _PERFECT)
 
         v, length, _ = lax.while_loop(unfinished, body, (first, jnp.asarray(jnp.inf, dtype), jnp.asarray(0)))
-        return v, (length, jnp.linalg.norm(v) / unit)
-
-    def tangent_solve(linear: Callable[[Array], Array], y: Array) -> Array:
-        return jnp.linalg.solve(jax.jacfwd(linear)(jnp.zeros_like(y)), y)
+        return v, length, jnp.linalg.norm(v) / unit
 
     first = (start * unit * jnp.broadcast_to(jnp.eye(t, dtype=dtype), shape)).ravel()
-    v, (length, size) = lax.custom_root(change, first, iterate, tangent_solve, has_aux=True)
-    is_zero, is_perfect = size <= _ZERO, size >= _PERFECT
+    closed = Closure(change, first)
+    v, length, size = iterate(lax.stop_gradient(closed), first)
+    v = jnp.where(jnp.isfinite(length), implicit_root(closed, v), jnp.nan)
+    # Where a step of the map is as good as zero, conjugates as large as this are infinite, if labels are exact.
+    is_settled = (length <= tol) & (tol * size >= _KNOWN) & (jnp.max(noise_of(model)) <= 0)
+    is_zero, is_perfect = size <= _ZERO, (size >= _PERFECT) | is_settled
     status = jnp.where((length <= tol) | is_zero | is_perfect, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)
     return _Solution(conjugates(v), jnp.where(is_zero | is_perfect, 0.0, length), status, is_zero, is_perfect)

@@ -12,7 +12,6 @@ from weak recovery on (Luo, Alghamdi and Lu 2019 for one token: the processing T
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
-from ..base.errors import InputError, require
+from ..base.errors import InputError, is_concrete, require
 from ..base.results import Average, error_bar
 from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
@@ -33,7 +32,7 @@ from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
 from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, sign_channel
-from .fixed_points import averages_of, check_bayes, has_closed_form, noise_of
+from .fixed_points import averages_of, check_bayes, has_closed_form, if_allowed, noise_of
 
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
 _RADII = 128  # nodes of |U| in the spectrum of G
@@ -56,7 +55,7 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
     check_bayes(model)
     rule, closed_form = averages_of(model, nodes), has_closed_form(model)
     return Quantity.of_model(
-        lambda model: thresholds(model, rule, closed_form),
+        lambda m: if_allowed(model, thresholds(m, rule, closed_form)),
         model,
         name="alpha",
         event="weak_recovery",
@@ -113,9 +112,11 @@ def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
         InputError: as `bayes`; also if labels are noisy, do not give the fields up to a sign, or tokens differ.
     """
     check_bayes(model, "perfect recovery", same=("gamma", "pi"))
-    if not has_closed_form(model) or float(noise_of(model)) > 0:
+    noise = noise_of(model)
+    if not has_closed_form(model) or (is_concrete(noise) and float(noise) > 0):
         raise InputError("model", "must have exact labels that give the fields up to a sign, and tokens that are alike")
     information = jnp.full(2, 1 / model.shape[0], model.lam.dtype)  # two replicates that agree: it is known exactly
+    information = if_allowed(model, jnp.where(noise > 0, jnp.nan, information))
     return Quantity.of_model(
         lambda _: information,
         model,
@@ -124,12 +125,6 @@ def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
         meaning="perfect recovery of the teacher",
         further={"algorithmic": jnp.maximum(information[0], jnp.max(_alphas(model)))},
     )
-
-
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = {
-    "weak_recovery": weak_recovery,
-    "perfect_recovery": perfect_recovery,
-}
 
 
 @program
@@ -158,7 +153,7 @@ def spectral_overlap(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> Ave
     Raises:
         InputError: as `bayes`; also if the law has several eigenvalues, or the teacher more than one column.
     """
-    threshold, alpha = spectral_threshold(model, nodes), check_alpha(model, alpha)
+    threshold, alpha = spectral_threshold(model, nodes), if_allowed(model, check_alpha(model, alpha))
     values = _cosines(model, alpha, threshold, averages_of(model, nodes), has_closed_form(model))
     return Average(jnp.mean(values), error_bar(values))
 
@@ -216,7 +211,8 @@ def _cosine(alpha: Array, c: Array, G: Float[Array, "N n"], weight: Float[Array,
     V = bisected_root(excess, jnp.zeros_like(c), jnp.ones_like(c))
     square = G_V(V) ** 2
     cosine_square = (1 - mean(square)) / (1 + mean(square * G))
-    return jnp.sqrt(jnp.where(c > 1, jnp.maximum(cosine_square, 0.0), 0.0))
+    vanishes = (c <= 1) | (cosine_square <= 0)  # the root has no derivative at zero
+    return jnp.where(vanishes, 0.0, jnp.sqrt(jnp.where(vanishes, 1.0, cosine_square)))
 
 
 @precise

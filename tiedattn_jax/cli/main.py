@@ -24,7 +24,7 @@ from ..model.layers import DotProduct
 from ..theory.engine import cores
 from ..theory.solve import solve
 from . import simulations, theory
-from .options import ORIGIN, Parser, Report
+from .options import ORIGIN, Parser, Report, complain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(_line(problem, args))
     except KeyboardInterrupt:
         message = args.resume_hint.format(out=args.out) if args.resume_hint and args.out else "nothing was written"
-        print(f"tiedattn: interrupted, {message}", file=sys.stderr)
+        complain(f"interrupted, {message}")
         return 130
     except Exception as defect:  # lack of room is input, all else a defect of the program
         if args.out is not None and isinstance(defect, OSError):
@@ -82,7 +82,7 @@ def _keep_programs() -> None:
         warnings.simplefilter("always")
         use_compilation_cache()
     for complaint in complaints:
-        print(f"tiedattn: {complaint.message}", file=sys.stderr)
+        complain(str(complaint.message))
 
 
 def _line(problem: InputError, args: argparse.Namespace) -> str:
@@ -102,9 +102,8 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
         for name, default in ORIGIN.items():
             text += "" if origin[name] == default else f"\n{name.replace('_', ' ')}: {origin[name]}"
     if report.nodes is not None:
-        rule, size, replicates = type(report.nodes.stack).__name__, report.nodes.size, report.nodes.replicates
-        origin["nodes"] = {"rule": rule, "size": size, "replicates": replicates}
-        text += f"\naverages: {size} nodes in each of {replicates} replicates ({rule})"
+        origin["nodes"] = report.nodes.described()
+        text += "\naverages: {size} nodes in each of {replicates} replicates ({rule})".format(**origin["nodes"])
     # JSON has no NaN and no infinity; they become null.
     numbers = json.loads(json.dumps({**origin, **report.numbers}), parse_constant=lambda _: None)
     return report._replace(numbers=numbers, text=text)

@@ -33,6 +33,12 @@ _NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty no
 _SMALLEST, _LARGEST = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
 
 
+def complain(message: str) -> None:
+    """Write one line on stderr; without a stderr write nothing, where `print` would write on stdout."""
+    if sys.stderr is not None:
+        print(f"tiedattn: {message}", file=sys.stderr)
+
+
 class Parser(argparse.ArgumentParser):
     """Parser that reports bad input in one line on stderr and exits with code 2."""
 
@@ -246,7 +252,7 @@ def progress_bars(
             def progress(done: int, total: int) -> None:
                 if not bars:  # work done before the first call says nothing about the rate
                     bar_stack.close()
-                    is_off = args.json or None  # None shows the bar on a terminal only
+                    is_off = args.json or sys.stderr is None or None  # None shows the bar on a terminal only
                     style = {"desc": name, "unit": unit, "file": sys.stderr, "leave": False, "delay": delay}
                     bars.append(bar_stack.enter_context(tqdm(total=total, initial=done, disable=is_off, **style)))
                 bars[0].update(done - bars[0].n)

@@ -41,6 +41,7 @@ from .options import (
 INITS = ("semantic", "positional", "random", "spectral")
 STEPS = {"gamp": 1000, "gd": 5000, "adam": 5000, "lbfgs": 2000}
 _STEPS_TEXT = ", ".join(f"{steps} for {method}" for method, steps in STEPS.items())
+_NODES_TEXT = f"{averages()['nodes']['help']}; by default {SIZES['solve']}, for several instances {SIZES['instances']}"
 _INSTANCE_BYTES = 10_000  # memory of the results of an instance: its numbers and the fixed point of the theory
 
 
@@ -48,6 +49,7 @@ _SIMULATION = {
     **ALPHA,
     **MODEL,
     **averages(),
+    "nodes": {**averages()["nodes"], "default": None, "help": _NODES_TEXT},
     "d": {"type": integer(), "default": 1000, "help": "dimension of a token"},
     "init": {"choices": INITS, "default": "semantic", "help": "initial weights"},
     "steps": {"type": integer(), "help": f"largest number of steps; by default {_STEPS_TEXT}"},
@@ -72,7 +74,8 @@ def run_simulation(args: argparse.Namespace) -> Report:
 
     require_memory(_INSTANCE_BYTES * args.instances, "instances", args.instances, "their results")
     keys = jax.random.split(jax.random.key(args.seed), args.instances)
-    nodes = nodes_of(args, model, args.nodes if args.instances == 1 else SIZES["instances"])
+    args.nodes = args.nodes or SIZES["solve" if args.instances == 1 else "instances"]
+    nodes = nodes_of(args, model)
     with progress_bars(args, "instance", delay=1) as stage:
         instances = run_instances(model, args.d, args.alpha, run_one, keys, nodes=nodes, progress=stage(method))
     text = f"{method} from the {args.init} start, d = {args.d}, alpha = {args.alpha:g}\n{instances.summary()}"

@@ -11,16 +11,17 @@ import numpy as np
 
 from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
-from ..base.files import csv_of, pack
+from ..base.files import csv_of
 from ..base.report import with_error
-from ..bayes.fixed_points import bayes
-from ..bayes.thresholds import THRESHOLDS as RECOVERIES
+from ..base.saved import pack
+from ..bayes.fixed_points import solve as solve_optimal
+from ..bayes.thresholds import perfect_recovery, weak_recovery
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Axis
 from ..phases.grid import phase_diagram
 from ..phases.sweep import sweep
 from ..phases.table import Table
-from ..phases.transitions import branch_ends, critical_alpha, linear_crossing, threshold
+from ..phases.transitions import branch_ends, critical_alpha, linear_crossing
 from ..plotting.theory import branch_figure
 from ..theory.quantities import Quantity
 from ..theory.solve import solve
@@ -40,6 +41,7 @@ from .options import (
     progress_bars,
 )
 
+RECOVERIES = weak_recovery, perfect_recovery
 CURVE_POINTS = 23
 CURVE_RANGE = (0.05, 2.25)
 
@@ -55,12 +57,14 @@ def run_transition(args: argparse.Namespace) -> Report:
         recoveries: list[Quantity] = []
         if args.optimal:
             stage("optimal learner")(0, 1)
-            recoveries = [threshold(model, event) for event in RECOVERIES]
+            recoveries = [recovery(model) for recovery in RECOVERIES]
             places = np.sort([*alphas, *(float(recovery.alpha) for recovery in recoveries)])  # the curve's corners, too
-            optimal = jax.vmap(lambda alpha: bayes(model, alpha))(jnp.asarray(places, model.lam.dtype))
+            optimal = jax.vmap(lambda alpha: solve_optimal(model, alpha))(jnp.asarray(places, model.lam.dtype))
         for branch in PAIR:
-            curve = sweep(model, branch, alpha=alphas, nodes=coarse_nodes, progress=stage(f"{branch} branch"))
-            curves.append(curve)
+            bar = stage(f"{branch} branch")
+            curves.append(
+                sweep(solve, model, alpha=alphas, branch=branch, nodes=coarse_nodes, follow=True, progress=bar)
+            )
             stage(f"ends of the {branch} branch")(0, 1)
             ends[branch] = branch_ends(curves[-1], coarse_nodes)
         stage("alpha_c")(0, 1)
@@ -93,11 +97,7 @@ def _to_its_ends(curve: Table, ends: list[Quantity]) -> Table:
 
 def transition_report(critical: Quantity, crossing: Quantity, ends: dict[str, list[Quantity]]) -> dict[str, Any]:
     """Return the JSON object of `tiedattn transition`."""
-    # alpha_l depends on which minimum is global, and that is not known without alpha_c.
-    events = {
-        "alpha_c": critical.to_dict() if critical.ok else {},
-        "alpha_l": crossing.to_dict() if critical.ok and crossing.ok else {},
-    }
+    events = {name: q.to_dict() if q.ok else {} for name, q in (("alpha_c", critical), ("alpha_l", crossing))}
     report: dict[str, Any] = {}
     for name, numbers in events.items():
         report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
@@ -114,7 +114,7 @@ def transition_report(critical: Quantity, crossing: Quantity, ends: dict[str, li
 
 
 def _end_report(end: Quantity) -> dict[str, Any]:
-    return {"alpha": float(end.alpha), "stderr": float(end.stderr)} | dict(end.labels)
+    return {"alpha": float(end.alpha), "stderr": float(end.stderr)} | dict(end.labels) | {"status": end.status_name}
 
 
 def _scalars(numbers: dict[str, Any] | None) -> dict[str, float] | None:
@@ -143,6 +143,9 @@ def _end_lines(ends: dict[str, list[Quantity]], curves: list[Table]) -> list[str
         end_list = ends[str(curve.question)]
         for end in end_list:
             where = f"alpha = {with_error(end.alpha, end.stderr)}"
+            if not end.ok:  # the error bar is then half of the interval in which the end lies
+                low, high = float(end.alpha - end.stderr), float(end.alpha + end.stderr)
+                where = f"a place between alpha = {low:.4g} and {high:.4g}, where it was not located,"
             sentence = _ENDS[end.kind].format(where=where, order=end.direction)
             lines.append(f"{curve.question} branch, {end.side} end: {sentence}")
         if not end_list:
@@ -246,8 +249,9 @@ def run_diagram(args: argparse.Namespace) -> Report:
         try:
             if args.optimal:
                 other = x if y.name == "alpha" else y
-                for event in RECOVERIES:
-                    recoveries.append(sweep(model, event, other, progress=stage(event.replace("_", " "))))
+                for recovery in RECOVERIES:
+                    swept = stage(recovery.__name__.replace("_", " "))
+                    recoveries.append(sweep(recovery, model, other, progress=swept))
             diagram = phase_diagram(
                 model,
                 x,

@@ -144,8 +144,8 @@ def sample(
             empty.
     """
     check_sizes(length=length, tokens=tokens, n=n)
-    require_key(key)
-    require_number(train_share, "train_share", "between 0 and 1", lambda v: 0 < v < 1)
+    key = require_key(key)
+    require_number(train_share, "train_share", "between 0 and 1", lambda v: (v > 0) & (v < 1))
     require_memory(5.0 * n * length * 4, "n", n, f"sequences of {length}, sorted,")
     draw_key, split_key = jax.random.split(key)
     x = np.unique(np.asarray(jax.random.randint(draw_key, (n, length), 0, tokens, jnp.int32)), axis=0)
@@ -257,5 +257,5 @@ def _check_tokens(name: str, array: Any, tokens: int) -> None:
 
 def roles(keys: Key[Array, " K"], *roles: int) -> list[Key[Array, " K"]]:
     """Return for each role, such as noise or shuffling, an array of independent keys of the runs."""
-    require_keys(keys)
+    keys = require_keys(keys)
     return [jax.vmap(jax.random.fold_in, (0, None))(keys, role) for role in roles]

@@ -27,7 +27,7 @@ from ..averages.moreau import gradient_at_nodes
 from ..averages.program import at_top_level, program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Replicate, Rule
-from ..base.arrays import cholesky, indexed, inverse
+from ..base.arrays import cholesky, indexed, inverse, positive_definite
 from ..base.errors import (
     InputError,
     as_array,
@@ -47,6 +47,7 @@ from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
+from .crossings import first_crossing
 from .flow import (
     Span,
     directions_of,
@@ -59,7 +60,6 @@ from .flow import (
     refined,
     span_of,
 )
-from .sgd import first_crossing
 
 MECHANISMS = "encodings", "teacher"
 _TOL = 1e-4  # error of the steps, relative to the variances, above which they do not resolve them
@@ -84,9 +84,16 @@ class Fluctuations(eqx.Module):
 
 
 class Run(eqx.Module):
-    """Fluctuations in every replicate of the averages, with their derivatives in time, and a `Status`."""
+    """Fluctuations in every replicate of the averages.
+
+    Attributes:
+        fluctuations: the student at every time of the result.
+        every, rate: the student after every step of the integration, and its derivative in time.
+        status: a `Status`.
+    """
 
     fluctuations: Fluctuations
+    every: Fluctuations
     rate: Fluctuations
     status: Int[Array, "*R"]
 
@@ -144,21 +151,21 @@ class Emergence(Replicated):
             share: share of tr R, between 0 and 1. The linear equation describes small shares.
 
         Returns:
-            A `Quantity` with the name `t`; its status is `absent` if the variance does not get there.
+            A `Quantity` with the name `t`; its status is `absent` if the variance does not get there, and `imprecise`
+            if the steps do not resolve it. The time is looked for in every step, so it does not depend on `points`.
 
         Raises:
             InputError: the mechanism has another name, d is not positive, or the share is not between 0 and 1.
         """
         mechanism = require_choice(mechanism, "mechanism", MECHANISMS)
         d = require_positive(d, "d", self.eta.dtype)
-        share = require_number(share, "share", "between 0 and 1", lambda v: 0 < v < 1, self.eta.dtype)
+        share = require_number(share, "share", "between 0 and 1", lambda v: (v > 0) & (v < 1), self.eta.dtype)
 
         def excess(s: Fluctuations) -> Array:
             return getattr(s, mechanism) / d - share * jnp.trace(s.R)
 
-        runs = self.replicates
         event = f"{mechanism} above {share:g} of tr R" if at_top_level(share) else mechanism
-        return first_crossing(excess, runs.fluctuations, runs.rate, self.t, event)
+        return first_crossing(excess, self.replicates, self.t, event)
 
     plot = picture(
         "simulations.emergence_figure",
@@ -174,7 +181,7 @@ class Emergence(Replicated):
         )
 
     def describe(self) -> Description:
-        ends = ({name: curve[-1] for name, curve in curves.items()} for curves in self.numbers())
+        ends = ({name: curve[-1] for name, curve in curves.items()} for curves in self.shown())
         values, bars = ({"size": np.trace(end.pop("R"))} | end for end in ends)
         return Description(self.title, self.status_name, rows_of(values, bars, meanings={"size": "tr R"} | self.SHOWN))
 
@@ -216,7 +223,7 @@ def emergence(
         InputError: R is not positive definite, eta or until is not positive, kappa is negative; the loss has kinks or
             is not even; the model has a penalty, classes of tokens or several eigenvalues.
     """
-    needs_span(model, "fluctuations of one-pass SGD")
+    model = needs_span(model, "fluctuations of one-pass SGD")
     r, dtype = model.shape[1], model.lam.dtype
     eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
     kappa = require_not_negative(kappa, "kappa", dtype)
@@ -230,6 +237,8 @@ def emergence(
         raise InputError("R", f"must be a number or of shape {(r, r)}, got shape {R.shape}")
     if is_concrete(R) and not (np.allclose(R, R.T) and np.linalg.eigvalsh(np.asarray(R))[0] > 0):
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
+    if not is_concrete(R):
+        R = jnp.where(jnp.allclose(R, R.T) & positive_definite(R), R, jnp.nan)
     directions = jnp.zeros(directions_of(model) or most_directions(model), dtype)
 
     is_random = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
@@ -268,16 +277,16 @@ def _runs(
         sizes = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
         coefficients = lax.map(jax.checkpoint(lambda R: equations.coefficients(R)), sizes)
         fine = _integrated_covariance(coefficients, W, 2 * until / count)
-        R_path, at = indexed((sizes, coefficients), slice(None, None, 2 * steps))
+        R_path, at = indexed((sizes, coefficients), slice(None, None, 2))
         rates = lax.map(lambda R: equations.size_rate(R), R_path)
-        values, slopes = jax.vmap(equations.fluctuations)(fine[::steps], R_path, at, rates)
+        every, slopes = lax.map(lambda step: equations.fluctuations(*step), (fine, R_path, at, rates))
         # The same with steps twice as long.
         rough = _integrated_covariance(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
         error = jnp.max(jnp.abs(rough - fine[::2])) / jnp.max(jnp.abs(fine)) / 15
         resolved = error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps)
         status = jnp.where(resolved, Status.converged, Status.unresolved)
         status = jnp.where(jnp.all(jnp.isfinite(fine)), status, Status.nonfinite)
-        return Run(values, slopes, status.astype(jnp.int32))
+        return Run(indexed(every, slice(None, None, steps)), every, slopes, status.astype(jnp.int32))
 
     return rule.each(run)
 
@@ -368,7 +377,7 @@ class _Equations(eqx.Module):
 
             h, y, weight = fields_in_block(model, self.overlaps(R, zero), self.replicate, block)
             u = gradient_at_nodes(model, h, y)
-            S = jnp.einsum("lan,ltn->atn", u, jnp.einsum("st,ltn->lsn", whiten, y))
+            S = jnp.einsum("lan,ltn->atn", u, jnp.einsum("st,ltn->lsn", whiten, y[:, :t]))
             S = jnp.concatenate([S, jnp.einsum("lan,le->aen", u, P)], 1).reshape(len(zero), -1)
             # The fluctuations of the tokens along the encodings do not depend on the fields of this student.
             square = jnp.einsum("l,lan,lbn,n->ab", gamma, u, u, weight)

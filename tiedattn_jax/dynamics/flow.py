@@ -26,11 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
-from ..base.arrays import precise, spread_to
+from ..base.arrays import positive_definite, precise, spread_to
+from ..base.derivatives import pseudo_inverse, with_tangent
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.progress import Progress, reporter
 from ..base.results import Status
@@ -65,22 +66,36 @@ def integrated(flow: Callable[[State], State], start: State, until: Float[Array,
     Args:
         flow: velocity of a state.
     """
+    return integrated_and_read(flow, start, until, points, steps, lambda s: None)[0]
+
+
+def integrated_and_read(
+    flow: Callable[[State], State],
+    start: State,
+    until: Float[Array, ""],
+    points: int,
+    steps: int,
+    read: Callable[[State], Any],
+) -> tuple[State, Any]:
+    """Return the states of `integrated`, and what `read` returns of the start and of the state after every step."""
     h = until / ((points - 1) * steps)
 
-    def step(s: State, _: None) -> tuple[State, None]:
+    def step(s: State, _: None) -> tuple[State, Any]:
         def stage(so_far: tuple[State, State], coefficients: Float[Array, " 2"]) -> tuple[tuple[State, State], None]:
             place, weight = h * coefficients
             velocity = flow(moved(s, so_far[0], place))
             return (velocity, moved(so_far[1], velocity, weight)), None
 
         rest = jax.tree.map(jnp.zeros_like, s)
-        return lax.scan(stage, (rest, s), jnp.asarray(_STAGES, h.dtype))[0][1], None
+        return lax.scan(stage, (rest, s), jnp.asarray(_STAGES, h.dtype))[0][1], read(s)
 
-    def interval(s: State, _: None) -> tuple[State, State]:
-        return lax.scan(step, s, None, length=steps)[0], s
+    def interval(s: State, _: None) -> tuple[State, tuple[State, Any]]:
+        end, readings = lax.scan(step, s, None, length=steps)
+        return end, (s, readings)
 
-    end, path = lax.scan(interval, start, None, length=points - 1)
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), path, end)
+    end, (path, readings) = lax.scan(interval, start, None, length=points - 1)
+    readings = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), readings)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), (path, readings), (end, read(end)))
 
 
 def refined(run: Callable[[int], Run], least: int, most: int, progress: Progress) -> Run:
@@ -126,13 +141,15 @@ def span_of(model: Model) -> Span:
     return Span(*(jnp.tensordot(law.weights, a, 1) for a in (law.gamma, law.tau, law.pi)))
 
 
-def needs_span(model: Model, purpose: str) -> None:
+def needs_span(model: Model, purpose: str) -> Model:
     """Check that what a student learns lies in the span of teacher and encodings, and that its risk is smooth.
+
+    Return the model as `check` does.
 
     Raises:
         InputError: as `needs`, whose message says `purpose`.
     """
-    needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, same=("gamma",))
+    return needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, same=("gamma",))
 
 
 def directions_of(model: Model) -> int | None:
@@ -152,29 +169,28 @@ def most_directions(model: Model) -> int:
     return model.shape[0] if encodings is None else min(encodings.shape)
 
 
-@jax.custom_jvp
 def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
     """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
 
     The derivative is for changes of tau that keep its rank.
     """
-    values, vectors = jnp.linalg.eigh(tau)
+    values, vectors = jnp.linalg.eigh(lax.stop_gradient(tau))
     e = directions.shape[0]
-    return vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
+    return _moving_encodings(vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0)), tau)
+
+
+@with_tangent
+def _moving_encodings(primals: tuple, tangents: tuple) -> Float[Array, "L e"]:
+    P = primals[0]
+    inverse_P = pseudo_inverse(P, rtol=1e-6)
+    change = tangents[1] @ inverse_P.T
+    return change - 0.5 * P @ inverse_P @ change
 
 
 def is_direction(P: Float[Array, "L e"]) -> Float[Array, " e"]:
     """Return one for the columns of `encodings_on_directions` that are not zero, and zero for the others."""
     squares = jnp.sum(P**2, 0)
     return (squares > _NO_DIRECTION * jnp.max(squares)).astype(P.dtype)
-
-
-@encodings_on_directions.defjvp
-@precise
-def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    P = encodings_on_directions(*primals)
-    change = tangents[0] @ jnp.linalg.pinv(P, rtol=1e-6).T
-    return P, change - 0.5 * P @ jnp.linalg.pinv(P, rtol=1e-6) @ change
 
 
 class Moments(eqx.Module):
@@ -239,7 +255,7 @@ def inverse_gram(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """Return the pseudo-inverse of inner products of vectors; the lengths of the vectors do not matter."""
     sizes = lengths_of(gram)
     unit = sizes[:, None] * sizes
-    return jnp.linalg.pinv(gram / unit, hermitian=True) / unit
+    return pseudo_inverse(gram / unit, hermitian=True) / unit
 
 
 def lengths_of(gram: Float[Array, "n n"]) -> Float[Array, " n"]:
@@ -283,22 +299,34 @@ def start_moments(model: Model, start: Any) -> Moments:
     overlap = jnp.concatenate([Theta, m.T], 1)
     mix = overlap @ inverse_gram(gram)
     rest = R - mix @ overlap.T
-    if is_concrete(model, R, Theta, m):
-        with with_values():
-            _check_start(R, overlap, mix @ gram, rest, lengths_of(gram))
+    checks = _checks_of_start(R, overlap, mix @ gram, rest, lengths_of(gram))
+    if is_concrete(R, overlap, rest):
+        for holds, text in checks:
+            if not holds:
+                raise InputError("start", text)
+    else:
+        rest = jnp.where(jnp.all(jnp.stack([holds for holds, _ in checks])), rest, jnp.nan)
     B, C = mix[:, :t], mix[:, t:]
     crossed = jnp.swapaxes(law.cross, 1, 2)
     Thetas, Ms = B @ law.pi + C @ law.cross, B @ crossed + C @ law.tau
     return at_atoms(law, Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms))
 
 
-def _check_start(R: Array, overlap: Array, spanned: Array, rest: Array, lengths: Array) -> None:
-    size = float(jnp.max(jnp.abs(R)))
-    if float(jnp.max(jnp.abs(R - R.T))) > _SAME * size:
-        raise InputError("start", f"must have R symmetric, got R={R.tolist()}")
-    if float(jnp.max(jnp.abs(spanned - overlap) / lengths)) > _SAME * float(jnp.max(jnp.abs(overlap) / lengths)):
-        text = "must have overlaps that a student can have (m_1 = -m_2 if p_1 = -p_2, and zero with a zero encoding)"
-        raise InputError("start", f"{text}, got Theta and m={overlap.tolist()}: or give m of the first encoding alone")
-    if not float(jnp.linalg.eigvalsh(rest)[0]) > 0:
-        text = f"must have R larger than what Theta and m alone make of it, {(R - rest).tolist()}"
-        raise InputError("start", f"{text}, got R={R.tolist()}")
+def _checks_of_start(
+    R: Array, overlap: Array, spanned: Array, rest: Array, lengths: Array
+) -> list[tuple[Bool[Array, ""], str]]:
+    """Return what the overlaps of a start must satisfy, each with the message if it does not."""
+    size, largest = jnp.max(jnp.abs(R)), jnp.max(jnp.abs(overlap) / lengths)
+    shown = [np.asarray(a).tolist() if is_concrete(a) else "" for a in (R, overlap, R - rest)]
+    text = "must have overlaps that a student can have (m_1 = -m_2 if p_1 = -p_2, and zero with a zero encoding)"
+    return [
+        (jnp.max(jnp.abs(R - R.T)) <= _SAME * size, f"must have R symmetric, got R={shown[0]}"),
+        (
+            jnp.max(jnp.abs(spanned - overlap) / lengths) <= _SAME * largest,
+            f"{text}, got Theta and m={shown[1]}: or give m of the first encoding alone",
+        ),
+        (
+            positive_definite(rest),
+            f"must have R larger than what Theta and m alone make of it, {shown[2]}, got R={shown[0]}",
+        ),
+    ]

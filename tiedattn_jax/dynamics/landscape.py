@@ -13,14 +13,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import program
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky
 from ..base.errors import InputError, require_positive
-from ..base.results import Replicated, Status
+from ..base.report import Row
+from ..base.results import LINE_FIGURE, InTable, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..theory.observables import error_in_block
@@ -39,6 +40,7 @@ class Heights(eqx.Module):
     curvature_positional: Float[Array, "*R"]
     slope_semantic: Float[Array, "*R"]
     slope_positional: Float[Array, "*R"]
+    together: Bool[Array, "*R"]  # whether both candidates are the student of size zero
     status: Int[Array, "*R"]
 
 
@@ -72,17 +74,24 @@ class Landscape(Replicated):
     FLAGS = ("label",)
 
     @property
+    def in_table(self) -> InTable:
+        figures = LINE_FIGURE, "diagrams.landscape_figure"
+        return InTable("label", drawn=CANDIDATES[::-1], figures=figures, summary=_count_labels)
+
+    @property
     def differences(self) -> dict[str, Float[Array, "*batch"]]:
         """Numbers that change sign where a label changes.
 
         "global": positive where the positional candidate has the smaller risk. "steepest": positive where the descent
-        from the origin is steepest towards the encodings. "several": positive where both candidates are minima.
+        from the origin is steepest towards the encodings. "several": positive where both candidates are minima, and
+        not both the student of size zero.
         """
         h = self.mean
+        curvature = jnp.minimum(h.curvature_semantic, h.curvature_positional)
         return {
             "global": h.semantic - h.positional,
             "steepest": h.slope_semantic - h.slope_positional,
-            "several": jnp.minimum(h.curvature_semantic, h.curvature_positional),
+            "several": jnp.where(h.together > 0.5, -jnp.abs(curvature), curvature),
         }
 
     @property
@@ -94,13 +103,19 @@ class Landscape(Replicated):
     @property
     def title(self) -> str:
         where = f"kappa = {self.kappa:g}" if self.size is None else f"size {self.size:g}"
-        return f"Population risk at {where}: {words_of(int(self.label))}"
+        text = "both candidates are the student of size zero" if self.mean.together > 0.5 else words_of(int(self.label))
+        return f"Population risk at {where}: {text}"
 
 
 def words_of(label: int) -> str:
     """Return the meaning of a label in words."""
     minimum, steepest = CANDIDATES[label % 2], CANDIDATES[label // 2 % 2]
     return f"{minimum} minimum, {steepest} descent, {'two minima' if label >= 4 else 'one minimum'}"
+
+
+def _count_labels(table: Any) -> list[Row]:
+    labels, counts = np.unique(table.values()[table.found].astype(int), return_counts=True)
+    return [(str(k), str(count), words_of(int(k))) for k, count in zip(labels, counts, strict=True)]
 
 
 def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNodes = None) -> Landscape:
@@ -114,12 +129,12 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNod
         size: fixed size ``R = Q^T Q / d`` of a student on a sphere, for rank one and one direction of the encodings;
             the ridge then changes nothing. By default the ridge limits the student.
         nodes: as in `population`; by default 2^18 Sobol points for a student on a sphere, where the tokens are often
-            too large for a grid.
+            too large for a grid. A `sweep` over many cells needs fewer, such as 2^14.
 
     Raises:
         InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
     """
-    kappa = checked_ridge(model, kappa)
+    model, kappa = checked_ridge(model, kappa)
     if size is None:
         return Landscape(model, kappa, None, _with_ridge(model, kappa, span_rule(model, nodes)))
     size = require_positive(size, "size", model.lam.dtype)
@@ -133,11 +148,13 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNod
 
 def _with_ridge(model: Model, kappa: Float[Array, ""], rule: Rule) -> Heights:
     semantic, positional = (states_of(model, kappa, rule, branch) for branch in CANDIDATES)
-    worst = jnp.maximum(semantic.status, positional.status)
     # A candidate of size zero is absent as a branch; it is then the origin, and its numbers hold.
-    status = jnp.where(worst == Status.absent, Status.converged, worst)
+    first, second = (jnp.where(s.status == Status.absent, Status.converged, s.status) for s in (semantic, positional))
+    together = jnp.all((semantic.R == 0) & (positional.R == 0), (-1, -2))
     teacher, encodings = _slopes_at_zero(model, kappa, rule)
-    return Heights(semantic.risk, positional.risk, semantic.curvature, positional.curvature, teacher, encodings, status)
+    curvatures = semantic.curvature, positional.curvature
+    status = jnp.maximum(first, second)
+    return Heights(semantic.risk, positional.risk, *curvatures, teacher, encodings, together, status)
 
 
 @program
@@ -186,6 +203,7 @@ def _on_sphere(model: Model, size: Float[Array, ""], rule: Rule) -> Heights:
         numbers = jnp.stack([semantic, positional, bend_semantic, bend_positional])
         finite = jnp.all(jnp.isfinite(numbers)) & jnp.all(jnp.isfinite(hessian))
         status = jnp.where(finite, Status.converged, Status.nonfinite).astype(jnp.int32)
-        return Heights(semantic, positional, bend_semantic, bend_positional, hessian[0, 0], hessian[1, 1], status)
+        slopes = hessian[0, 0], hessian[1, 1]
+        return Heights(semantic, positional, bend_semantic, bend_positional, *slopes, jnp.asarray(False), status)
 
     return rule.each(heights)

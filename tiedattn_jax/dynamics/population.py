@@ -23,6 +23,7 @@ from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
+from ..base.derivatives import derivative_along, pseudo_inverse, with_tangent
 from ..base.errors import InputError, require_not_negative
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
@@ -105,7 +106,7 @@ def population(
 
     It is the limit of `solve` for alpha to infinity at ``lam = kappa alpha``; `lam` of the model does not matter. The
     fixed points of one-pass gradient descent with a small step are the same. Works under `jit`, `vmap` and `grad`;
-    first derivatives in the model's numbers and in kappa follow from the implicit function theorem.
+    derivatives of every order in the model's numbers and in kappa follow from the implicit function theorem.
 
     Args:
         model: any smooth, even layer whose covariances have one eigenvalue each.
@@ -124,15 +125,15 @@ def population(
         InputError: kappa is negative; the branch has another name; the loss has kinks or is not even; the model has a
             penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
     """
-    kappa = checked_ridge(model, kappa)
+    model, kappa = checked_ridge(model, kappa)
     states = states_of(model, kappa, span_rule(model, nodes), branch)
     return PopulationPoint(model, kappa, states, branch)
 
 
-def checked_ridge(model: Model, kappa: Any) -> Float[Array, ""]:
-    """Check model and ridge as `population` does, and return the ridge."""
-    needs_span(model, "the population risk")
-    return require_not_negative(kappa, "kappa", model.lam.dtype)
+def checked_ridge(model: Model, kappa: Any) -> tuple[Model, Float[Array, ""]]:
+    """Check model and ridge as `population` does, and return both."""
+    model = needs_span(model, "the population risk")
+    return model, require_not_negative(kappa, "kappa", model.lam.dtype)
 
 
 def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None) -> PopulationState:
@@ -215,12 +216,12 @@ class Risk(eqx.Module):
         Without a minimum on the ray it is the end with the lower risk, in units of `unit` like the result.
         """
         semantic, _ = self.model.start_columns(combined=False)
-        positional = jnp.linalg.pinv(self.encodings, rtol=1e-6) @ m
+        positional = pseudo_inverse(self.encodings, rtol=1e-6) @ m
         positional /= jnp.maximum(jnp.max(jnp.abs(positional)), jnp.finfo(m.dtype).tiny)
         ray = self.model.field_scale * self.free * jnp.concatenate([jnp.ravel(semantic), jnp.ravel(positional)])
         sizes = jnp.asarray(_SIZES, m.dtype)
         risks = lax.map(lambda size: self.value(self.unit * size * ray), sizes)
-        padded = jnp.concatenate([risks[:1] - 1, risks, risks[-1:] - 1])
+        padded = jnp.pad(risks, 1, constant_values=-jnp.inf)  # the ends of the ray are no minima
         is_minimum = (risks <= padded[:-2]) & (risks <= padded[2:])
         return ray * sizes[jnp.argmin(jnp.where(is_minimum | ~jnp.any(is_minimum), risks, jnp.inf))]
 
@@ -229,14 +230,9 @@ class Risk(eqx.Module):
 
         A student that vanishes is exactly zero.
         """
-        frozen = lax.stop_gradient(self)
-        w = _descended(frozen.at, lax.stop_gradient(start))
-
-        def tangent(linear: Any, y: Array) -> Array:
-            hessian = lax.stop_gradient(jax.jacfwd(linear)(jnp.zeros_like(y)))
-            return _pseudo_inverse(frozen.without_rotations(w, hessian)) @ y
-
-        return lax.custom_root(lambda w: self.slope(w), w, lambda _, w: w, tangent)
+        return _moving_minimum(
+            lax.stop_gradient(_descended(lax.stop_gradient(self).at, lax.stop_gradient(start))), self
+        )
 
     def at(self, w: Float[Array, " n"]) -> _Expansion:
         """Return the risk to second order in the free coordinates, in units of `unit`; see `without_rotations`."""
@@ -288,6 +284,20 @@ class Risk(eqx.Module):
 
         size, change = average(self.replicate, block_changes)
         return change > jnp.finfo(v.dtype).eps ** 1.5 * size
+
+
+@with_tangent
+def _moving_minimum(primals: tuple, tangents: tuple) -> Float[Array, " n"]:
+    w, risk = primals
+    change = derivative_along(lambda risk: risk.slope(w), (risk,), tangents[1:])
+    linear = jax.linearize(risk.slope, w)[1]
+
+    # Its own derivatives are those of a solution of the linear equation: the Hessian here counts as constant.
+    def solve(_: Any, y: Array) -> Array:
+        hessian = risk.without_rotations(w, jax.jacfwd(linear)(jnp.zeros_like(y)))
+        return _pseudo_inverse(hessian) @ y
+
+    return -lax.custom_linear_solve(linear, change, solve, symmetric=True)
 
 
 class _Expansion(NamedTuple):
@@ -348,10 +358,11 @@ def _states(
         risk = Risk.of(model, kappa, replicate, free)
         frozen = lax.stop_gradient(risk)  # what is computed of it counts as constant under `jax.grad`
         w = risk.minimum(start)
+        here = frozen.at(lax.stop_gradient(w))
+        w = jnp.where(jnp.isfinite(here.value), w, jnp.nan)
         fixed, v = lax.stop_gradient(w), w * risk.unit
         (b, c), error = risk.split(v), risk.error(v)
         R, value = b @ b.T + c.T @ c, error + 0.5 * kappa * (v @ v)
-        here = frozen.at(fixed)
         residual = _length(_pseudo_inverse(here.hessian) @ here.gradient) / jnp.maximum(_length(fixed), tiny)
         curvatures = jnp.linalg.eigvalsh(here.hessian)
         is_minimum = (residual < root) & (curvatures[0] > -root * curvatures[-1])
@@ -364,7 +375,8 @@ def _states(
         numbers = R, b @ C.T, risk.encodings @ c, value, error, frozen.curvature(fixed * risk.unit), residual, status
         columns = zip(risk.split(fixed), risk.split(ray), strict=True)
         signs = jnp.concatenate([jnp.full(a.size, jnp.where(jnp.sum(a * at) < 0, -1, 1)) for a, at in columns])
-        return jnp.where(jnp.any(fixed != 0), signs * fixed, start), PopulationState(*numbers)
+        is_start = jnp.any(fixed != 0) & jnp.all(jnp.isfinite(fixed))
+        return jnp.where(is_start, signs * fixed, start), PopulationState(*numbers)
 
     # Teacher and encodings have no signs, and columns can be rotated. Every replicate therefore starts at the minimum
     # of the one before, and the first one twice.

@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.program import at_top_level, lane_by_lane, program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Replicate, Rule
-from ..base.arrays import StateArray, indexed, precise
-from ..base.derivatives import bisected_root
+from ..base.arrays import StateArray, indexed, precise, repeated
+from ..base.derivatives import pseudo_inverse
 from ..base.errors import (
     INT32,
     InputError,
@@ -33,20 +33,21 @@ from ..base.errors import (
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
-from ..base.results import MeanField, Replicated, Status, quorum
+from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
 from ..model.parameters import scalar_parameters
 from ..theory.quantities import Quantity
+from .crossings import first_crossing
 from .flow import (
     Moments,
-    State,
     at_atoms,
     drift,
     forces,
     gram_of,
     integrated,
+    integrated_and_read,
     inverse_gram,
     overlaps_of,
     refined,
@@ -97,8 +98,9 @@ class Run(eqx.Module):
     """A trajectory in every replicate of the averages: all arrays lead with that axis.
 
     Attributes:
-        student, rate: the student at every time, and its derivative in time.
-        moments: second moments at every atom of the spectrum.
+        student: the student at every time of the trajectory.
+        every, rate: the student after every step of the integration, and its derivative in time.
+        moments: second moments at every atom of the spectrum, at the times of the trajectory.
         step_error: error of the steps, relative to the size of the student; see `sgd`.
         remaining: distance of the end to the steady state of the linearised flow, relative to the student.
         growth: rate at which the fastest perturbation of the end grows, the largest real part of the eigenvalues of the
@@ -107,6 +109,7 @@ class Run(eqx.Module):
     """
 
     student: Student
+    every: Student
     rate: Student
     moments: Moments
     step_error: Float[Array, "*R"]
@@ -178,7 +181,8 @@ class Trajectory(Replicated):
     def crossing(self, event: str | Callable[[Student], Any], value: Any = 0.0) -> Quantity:
         """Return the first time after the start at which a quantity becomes positive; it can be differentiated.
 
-        An event that holds from the start on has no such time; the `reason` of the result then says so.
+        It is looked for in every step of the integration, so that it does not depend on the number of points. An event
+        that holds from the start on has no such time; the `reason` of the result then says so.
 
         Args:
             event: one of "theta overtakes m" (the student's projection on the teacher becomes larger than that on the
@@ -188,7 +192,7 @@ class Trajectory(Replicated):
 
         Returns:
             A `Quantity`, whose `t` is a mean over the replicates in which the event happens. Its status is `absent` if
-            the event does not happen in half of them.
+            the event does not happen in half of them, and `imprecise` if the steps do not resolve the trajectory.
 
         Raises:
             InputError: no event has this name.
@@ -201,15 +205,9 @@ class Trajectory(Replicated):
         value = as_number(value, "value", self.eta.dtype)
         if "below" in name and isinstance(event, str):
             name = f"{name} {value:g}" if at_top_level(value) else name
+        return first_crossing(lambda s: quantity(s, value), self.replicates, self.t, name)
 
-        def crossing(student: Student, rate: Student, t: Array) -> Quantity:
-            return first_crossing(lambda s: quantity(s, value), student, rate, t, name)
-
-        for _ in range(jnp.ndim(self.t) - 1):
-            crossing = jax.vmap(crossing)
-        return crossing(self.replicates.student, self.replicates.rate, self.t)
-
-    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def shown(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.reduced(self.mean), self.reduced(self.stderr)
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,7 +215,7 @@ class Trajectory(Replicated):
 
     def describe(self) -> Description:
         names = "R", "Theta", "m", "gen_error", "risk"
-        mean, bars = (indexed(curves, -1) for curves in self.numbers())
+        mean, bars = (indexed(curves, -1) for curves in self.shown())
         words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
         parts = {"Theta": mean["along_teacher"], "m": mean["along_encodings"]}
         size = np.trace(np.atleast_2d(mean["R"]))
@@ -236,44 +234,6 @@ class Trajectory(Replicated):
         return Description(what, self.status_name, rows, details)
 
     plot = picture("simulations.trajectory_figure", "order parameters and risk against time", "order", "loss")
-
-
-def first_crossing(
-    quantity: Callable[[State], Array], states: State, rates: State, t: Float[Array, " T"], event: str
-) -> Quantity:
-    """Return the first time at which a quantity of a state becomes positive.
-
-    Args:
-        quantity: a function of the state at one time.
-        states, rates: states and their derivatives in time, in every replicate and at every time.
-        t: times.
-        event: name of the event.
-    """
-    f, slopes = jax.vmap(jax.vmap(lambda s, rate: jax.jvp(quantity, (s,), (rate,))))(states, rates)
-    times = jax.vmap(_first_root, (0, 0, None))(f, slopes, t)
-    is_before = at_top_level(f) and quorum(f[:, 0] > _rounding(f)) and not quorum(jnp.isfinite(times))
-    note = "it holds before the first time" if is_before else ""
-    return Quantity.of_existing(times, name="t", event=event, meaning="time in steps / d", note=note)
-
-
-def _rounding(f: Float[Array, "*R T"]) -> Float[Array, "*R"]:  # a start at the event does not count
-    return 100 * jnp.finfo(f.dtype).eps * jnp.max(jnp.abs(f), -1)
-
-
-def _first_root(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array, " T"]) -> Float[Array, ""]:
-    """Return the time at which f first becomes positive, from its values and slopes at the times; NaN if never."""
-    rises = (f[:-1] < -_rounding(f)) & (f[1:] > 0)
-    k, happens, width = jnp.argmax(rises), jnp.any(rises), t[1] - t[0]
-    # Where nothing happens, harmless numbers are used: derivatives of the unused branch must be finite.
-    ends = [jnp.where(happens, a, safe) for a, safe in ((f[k], -1.0), (f[k + 1], 1.0))]
-    slopes = [jnp.where(happens, width * a, 2.0) for a in (slope[k], slope[k + 1])]
-
-    def cubic(s: Array) -> Array:
-        (a, b), (da, db) = ends, slopes
-        return (1 - s) ** 2 * ((1 + 2 * s) * a + s * da) + s**2 * ((3 - 2 * s) * b + (s - 1) * db)
-
-    root = bisected_root(cubic, jnp.zeros_like(width), jnp.ones_like(width))
-    return jnp.where(happens, t[k] + root * width, jnp.nan)
 
 
 def sgd(
@@ -297,9 +257,9 @@ def sgd(
     not matter here.
 
     The equations are integrated by Runge-Kutta steps of fourth order, and once more with half as many steps. The
-    difference, over 15, is `step_error`. If it exceeds 1e-5 the steps are doubled; inside `jit`, `vmap` and `grad`
-    there are four between two points unless `steps` says otherwise, and the status says if they are too few. The result
-    can be differentiated in everything: eta, kappa, until, the start, and the numbers of the model.
+    difference, over 15, is `step_error`. If it exceeds 1e-5 there are four times as many steps; inside `jit`, `vmap`
+    and `grad` there are four between two points unless `steps` says otherwise, and the status says if they are too few.
+    The result can be differentiated in everything: eta, kappa, until, the start, and the numbers of the model.
 
     Args:
         model: the data, the target, and the loss.
@@ -307,7 +267,8 @@ def sgd(
             (r, r), (r, t) and (L, r). A number R stands for R times the identity, and a number Theta for a student
             whose columns are along the teacher's. A number m, or an array (r,), is the overlap with the first encoding
             of a student in its direction. The rest of the student, which teacher and encodings do not explain, is
-            random, with the same variance at every eigenvalue of the covariance. A `Trajectory` continues at its end.
+            random, with the same variance at every eigenvalue of the covariance. A `Trajectory` continues at its end,
+            every replicate at its own.
         eta: learning rate.
         until: time at the end.
         kappa: ridge per sample.
@@ -323,9 +284,9 @@ def sgd(
 
     Raises:
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
-            student has the overlaps of the start; or another argument is not as described.
+            student has the overlaps of the start, or `nodes` other replicates; or another argument is not as described.
     """
-    needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
+    model = needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
     dtype = model.lam.dtype
     eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
     kappa = require_not_negative(kappa, "kappa", dtype)
@@ -336,63 +297,84 @@ def sgd(
             raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
     numbers = eta, kappa, until
-    moments = _end_of(model, start) if isinstance(start, Trajectory) else start_moments(model, start)
+    moments = _first_moments(model, start, rule)
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
     def run(steps: int) -> Run:
         return lane_by_lane(_runs)(model, moments, numbers, rule, points, max(steps, least))
 
     first, most = (least, _MOST) if steps is None and at_top_level(model, moments, numbers) else (steps or _TRACED,) * 2
-    replicates = refined(run, first, most, progress)
+    replicates = _after(start, refined(run, first, most, progress))
     return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
 
-def _end_of(model: Model, before: Trajectory) -> Moments:
-    end = jax.tree.map(lambda a: jnp.mean(a[:, -1], 0), before.replicates.moments)
-    shapes, law = {a.shape for a in jax.tree.leaves(end)}, model.law()
-    (_, r, t), (K, J) = model.shape, law.tau.shape[:2]
-    if shapes != {(K, r, r), (K, r, t), (K, r, J)}:
+def _first_moments(model: Model, start: Any, rule: Rule) -> Moments:
+    """Return the moments of a start in every replicate: those of given overlaps, or those at a trajectory's end."""
+    if not isinstance(start, Trajectory):
+        return repeated(start_moments(model, start), rule.replicates)
+    end = indexed(start.replicates.moments, (slice(None), -1))
+    (_, r, t), (K, J) = model.shape, model.law().tau.shape[:2]
+    if {a.shape[1:] for a in jax.tree.leaves(end)} != {(K, r, r), (K, r, t), (K, r, J)}:
         raise InputError("start", "must be a trajectory of a model of the same shapes, or (R, Theta, m)")
-    return end
+    if (count := len(end.R)) != rule.replicates:
+        text = f"must be a trajectory of {rule.replicates} replicates, as many as `nodes` have, got one of {count}"
+        raise InputError("start", f"{text}: its error bars would be lost. Pass `nodes` of {count} replicates")
+    return jax.tree.map(lambda a: a.astype(model.lam.dtype), end)
+
+
+def _after(start: Any, run: Run) -> Run:
+    """Return a run with the error of the steps, and a failure, of a trajectory that it continues."""
+    if not isinstance(start, Trajectory):
+        return run
+    before = start.replicates
+    error = jnp.maximum(before.step_error, run.step_error)
+    failed = before.status > Status.max_steps
+    status = jnp.where(failed, jnp.maximum(before.status, run.status), run.status)
+    return eqx.tree_at(lambda r: (r.step_error, r.status), run, (error, status))
 
 
 @program
 def _runs(
-    model: Model, start: Moments, numbers: tuple[Array, Array, Array], rule: Rule, points: int, steps: int
+    model: Model, starts: Moments, numbers: tuple[Array, Array, Array], rule: Rule, points: int, steps: int
 ) -> Run:
-    return rule.each(lambda replicate: _run(model, start, numbers, replicate, points, steps))
+    def run(pair: tuple[Replicate, Moments]) -> Run:
+        return _run(model, pair[1], numbers, pair[0], points, steps)
+
+    return lax.map(run, (rule.stack, starts))
 
 
 def _run(
     model: Model, start: Moments, numbers: tuple[Array, Array, Array], replicate: Replicate, points: int, steps: int
 ) -> Run:
     (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
-    moments = integrated(_flow(model, eta, kappa, replicate), start, until, points, steps)
 
-    def state(s: Moments) -> tuple[Student, Student, Moments]:
-        """Return the student, its rate, and the velocity of its moments."""
+    def state(s: Moments) -> tuple[Student, Student]:
+        """Return the student and its rate."""
         f = forces(model, overlaps_of(model, s), replicate)
         velocity = drift(model, s, f, eta, kappa)
         slope = overlaps_of(model, velocity)
         error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
-        return *jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate)), velocity
+        return jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
 
-    student, rates, velocity = lax.map(jax.checkpoint(state), moments)
+    flow = _flow(model, eta, kappa, replicate)
+    moments, (every, rates) = integrated_and_read(flow, start, until, points, steps, jax.checkpoint(state))
+    student = indexed(every, slice(None, None, steps))
     # The same with half as many steps; if there is one between two points, it then spans two intervals.
     stride = 1 if steps > 1 else 2
     still = _flow(fixed[0], *fixed[2][:2], replicate)
     rough = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
-    path, velocity = lax.stop_gradient((moments, velocity))
-    fine, law = indexed(path, slice(None, None, stride)), fixed[0].law()
+    fine, law = indexed(lax.stop_gradient(moments), slice(None, None, stride)), fixed[0].law()
     step_error = _relative(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
-    end = indexed(path, -1)
-    jump, growth, size = _linearised(still, end, indexed(velocity, -1))
+    end = lax.stop_gradient(indexed(moments, -1))
+    jump, growth, size = _linearised(still, end)
     remaining = _relative(jump, end, law)
-    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, student))]))
+    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, every))]))
     is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
     status = jnp.where(is_steady, Status.converged, Status.max_steps)
     status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
-    return Run(student, rates, moments, step_error, remaining, growth, jnp.where(finite, status, Status.nonfinite))
+    return Run(
+        student, every, rates, moments, step_error, remaining, growth, jnp.where(finite, status, Status.nonfinite)
+    )
 
 
 def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
@@ -414,15 +396,13 @@ def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]
 
 
 @precise
-def _linearised(
-    flow: Callable[[Moments], Moments], s: Moments, velocity: Moments
-) -> tuple[Moments, Float[Array, ""], Float[Array, ""]]:
+def _linearised(flow: Callable[[Moments], Moments], s: Moments) -> tuple[Moments, Float[Array, ""], Float[Array, ""]]:
     """Return the way to the fixed point of the flow linearised at s, its fastest growth, and the size of its rates."""
     vector, unravel = ravel_pytree(s)
-    _, along = jax.linearize(lambda v: ravel_pytree(flow(unravel(v)))[0], vector)
+    velocity, along = jax.linearize(lambda v: ravel_pytree(flow(unravel(v)))[0], vector)
     rows = lax.map(along, jnp.eye(vector.size, dtype=vector.dtype))
     rows = jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0.0)
-    jump = -ravel_pytree(velocity)[0] @ jnp.linalg.pinv(rows, rtol=_NULL)
+    jump = -velocity @ pseudo_inverse(rows, rtol=_NULL)
     return unravel(jump), *_fastest_growth(rows)
 
 

@@ -17,9 +17,7 @@ direction's eigenvalue, and it *separates* from the bulk.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -34,7 +32,7 @@ from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
-from ..base.errors import InputError, is_concrete, require, with_values
+from ..base.errors import InputError, is_concrete, require, require_choice, with_values
 from ..base.report import Description
 from ..base.results import MeanField, Replicated, Status
 from ..model.checks import needs
@@ -45,7 +43,8 @@ from ..theory.solve import check_alpha
 
 DIRECTIONS = "encodings", "teacher"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for
-_ALPHA_RANGE = 1e-3, 1e4  # range in which thresholds are searched
+# Thresholds are searched in intervals of the range; an interval on either side of it reaches to the ends.
+_ALPHA_RANGE, _ALPHA_ENDS = (1e-3, 1e4), (1e-12, 1e12)
 _STRETCHES = 3.0, 10.0, 100.0  # factors of the nodes, on which the largest eigenvalue of T is searched for, too
 # T counts as bounded if its largest eigenvalue grows at most by this ratio from far to very far fields, which are
 # standard normals times these factors.
@@ -149,32 +148,32 @@ def small_start(model: Model, alpha: Any, *, nodes: AnyNodes = None) -> SmallSta
             columns at zero, or its second derivative there is unbounded; the model has a penalty or classes of tokens;
             covariances are not proportional; or the teacher overlaps with the encodings.
     """
-    _check(model)
+    model = _check(model)
     alpha = check_alpha(model, alpha)
     return SmallStart(model, alpha, _rates(model, alpha, _rule(model, nodes)))
 
 
-def _separation(direction: int, event: str, model: Model, nodes: AnyNodes = None) -> Quantity:
-    """Return the alpha above which encodings or teacher separate from the bulk; see `small_start`.
+def separation(model: Model, direction: str, *, nodes: AnyNodes = None) -> Quantity:
+    """Return the alpha above which encodings or teacher separate from the bulk of a small start.
+
+    Above it this overlap of a small student grows faster than noise under full-batch gradient descent, see
+    `small_start`. It is searched between 0.001 and 10,000.
 
     Args:
-        direction: index in `DIRECTIONS`.
-        event: name of the threshold.
         model, nodes: as in `small_start`.
+        direction: "encodings" or "teacher".
+
+    Returns:
+        A `Quantity`; its status is `absent` if there is none.
 
     Raises:
-        InputError: as in `small_start`.
+        InputError: as in `small_start`; or there is no such direction.
     """
-    _check(model)
-    rule, index = _rule(model, nodes), jnp.asarray(direction)
+    model, direction = _check(model), str(require_choice(direction, "direction", DIRECTIONS))
+    rule, index = _rule(model, nodes), jnp.asarray(DIRECTIONS.index(direction))
+    event = {"encodings": "encodings separate", "teacher": "teacher separates"}[direction]
     meaning = f"{event} from the bulk of a small start"
     return Quantity.of_model(lambda m: _alphas(m, rule, index), model, name="alpha", event=event, meaning=meaning)
-
-
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = {
-    event: partial(_separation, direction, event)
-    for direction, event in enumerate(("encodings separate", "teacher separates"))
-}
 
 
 def _rule(model: Model, nodes: AnyNodes) -> Rule:
@@ -183,11 +182,11 @@ def _rule(model: Model, nodes: AnyNodes) -> Rule:
     return make_rule(nodes, fields, smooth_recipe(fields, "population"))
 
 
-def _check(model: Model) -> None:
-    """Raise an `InputError` unless the closed form holds for `model`; `small_start` lists what it needs."""
-    needs(model, "small starts", smooth=True, ridge_only=True, independent=True, orthogonal=True)
+def _check(model: Model) -> Model:
+    """Check that the closed form holds for `model`, see `small_start`; return it as `check` does."""
+    model = needs(model, "small starts", smooth=True, ridge_only=True, independent=True, orthogonal=True)
     if not is_concrete(model):
-        return
+        return model
     with with_values():
         law = model.law()
         gamma = np.asarray(law.gamma)[np.asarray(law.weights) > 0]
@@ -205,6 +204,7 @@ def _check(model: Model) -> None:
         if not very_far <= _LARGEST_RATIO * max(far, np.abs(H).max()):
             text = "must have a bounded target for small starts, as softmax attention does: the bulk else has no edge"
             raise InputError("model", f"{text}, got {type(model).__name__}")
+    return model
 
 
 def _hessian(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
@@ -322,12 +322,12 @@ def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tup
     """Return the first root of a function, and whether there is one.
 
     Args:
-        fn: a function that is negative at the first point.
+        fn: a function that is negative at the first point, where it is not evaluated.
         points: ascending; a root is found if the function is positive at one of them.
     """
-    above = lax.map(fn, lax.stop_gradient(points)) > 0
-    exists, first = jnp.any(above[1:]), jnp.argmax(above[1:])
-    return bisected_root(fn, points[first], points[first + 1]), exists
+    above = lax.map(fn, lax.stop_gradient(points[1:])) > 0
+    first = jnp.argmax(above)
+    return bisected_root(fn, points[first], points[first + 1]), jnp.any(above)
 
 
 def _eigenvalue(model: Model, alpha: Array, V: Array, g: Array) -> Float[Array, ""]:
@@ -403,7 +403,7 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
         data = _sentences(model, replicate)
         edge = _edge(model, alpha, data)
         bulk = rate(data, edge)
-        points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype).at[0].set(1e-6)
+        points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype)
 
         def rate_of(direction: Array) -> tuple[Array, Array]:
             V, separates = _first_root(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
@@ -432,9 +432,11 @@ def _alphas(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
             alpha = jnp.exp(log_alpha)
             return _signal(model, alpha, data, direction, _edge(model, alpha, data)) - 1
 
-        low, high = (math.log(a) for a in _ALPHA_RANGE)
-        points = jnp.linspace(low, high, _SCAN + 1, dtype=model.lam.dtype)
-        log_alpha, exists = _first_root(excess, points)
-        return jnp.where(exists, jnp.exp(log_alpha), jnp.nan)
+        low, high = np.log(_ALPHA_RANGE)
+        first, last = np.log(_ALPHA_ENDS)
+        points = np.concatenate([[first - 1, first], np.linspace(low, high, _SCAN + 1), [last]])
+        log_alpha, exists = _first_root(excess, jnp.asarray(points, model.lam.dtype))
+        # If the direction separates already at the first end, its threshold lies below the range.
+        return jnp.where(exists & (log_alpha > first), jnp.exp(log_alpha), jnp.nan)
 
     return rule.each(threshold)

@@ -11,3 +11,8 @@ channels           the step of message passing, for the risk and for the Bayes-o
 message_passing    the loop of message passing: `gamp` and `posterior_mean`
 instances          several instances, compared with the theory
 """
+
+from .diagnosis import diagnose as diagnose
+from .evaluation import heldout_error as heldout_error, linear_baseline as linear_baseline
+from .sampling import realised as realised
+from .training import risk as risk

@@ -34,14 +34,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..averages.moreau import ProxProblem, gradient_at_nodes
 from ..averages.prox import descend, prox
-from ..base.arrays import apply, inner_products, inverse, positive_definite, solve
+from ..base.arrays import apply, inner_products, inverse, positive_definite, precise, solve
 from ..base.results import Status
 from ..bayes.channel import curvature, labels_at_nodes, score, solve_general
 from ..model.model import Model, Preimages, over_kinds
 from ..model.overlaps import symmetric
 from ..model.penalties import minimiser_and_response
 from .data import Data, Sample
-from .evaluation import kind_mask, map_kinds, sentence_losses
+from .evaluation import kind_mask, loss_unit, map_kinds, sentence_losses
 from .products import weight_unit
 
 # Number of first steps in which the minimisers are searched for globally; afterwards each sentence stays in its well.
@@ -52,6 +52,8 @@ from .products import weight_unit
 # branches, alpha from 1 to 2) 37 settle and none diverges. With one unguarded step of Newton's method in its place, 33
 # settle, 6 diverge, and one stops at a point that is not critical.
 _BURN_IN = 20
+# A regression on fewer sentences than this many times its unknowns is singular, or its errors have no variance.
+_FEW = 3
 _COLLINEAR = 10  # first steps take derivatives: fields of the student may be multiples of the teacher's (singular fit)
 
 
@@ -167,8 +169,12 @@ def risk_minimiser(
         C = inverse(Lam)
         return jnp.einsum("iab,ib->ia", C, b), C
 
+    # Weights and messages of a student that vanishes are measured in their units: they have no relative change.
+    rounding, penalised = jnp.finfo(dtype).eps, model.penalty is not None
+    floors = rounding * jnp.stack([weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale])
+
     def outcome(state: State, image: State, trial: State) -> tuple[Array, Array]:
-        change, finite, positive = _step_size(state, image, model.penalty is not None)
+        change, finite, positive = _step_size(state, image, floors, penalised)
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
         return change, jnp.where(finite & positive & ~(cost(trial.Q) > bound), Status.converged, failure)
 
@@ -176,11 +182,16 @@ def risk_minimiser(
     return Learner(model, data, *products, messages, estimate, outcome, burn_in), State(Q, *warm_start, Z)
 
 
-def _step_size(state: State, image: State, penalised: bool) -> tuple[Array, Array, Array]:
-    """Return the largest relative change of Q, C and g, and whether the image is finite and has possible variances."""
-    pairs, tiny = ((image.Q, state.Q), (image.C, state.C), (image.g, state.g)), jnp.finfo(image.Q.dtype).tiny
-    change = jnp.max(jnp.stack([jnp.sqrt(jnp.sum((a - b) ** 2) / (jnp.sum(a**2) + tiny)) for a, b in pairs]))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, _ in pairs]))
+def _step_size(state: State, image: State, floors: Float[Array, "2"], penalised: bool) -> tuple[Array, Array, Array]:
+    """Return the largest relative change of Q, C and g, and whether the image is finite and has possible variances.
+
+    Args:
+        floors: sizes of entries of Q and g that count as zero.
+    """
+    triples = (image.Q, state.Q, floors[0]), (image.C, state.C, 0.0), (image.g, state.g, floors[1])
+    squares = [jnp.sum((a - b) ** 2) / jnp.sum(a**2 + floor**2) for a, b, floor in triples]
+    change = jnp.sqrt(jnp.max(jnp.stack(squares)))
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, *_ in triples]))
     if not penalised:
         return change, finite, positive_definite(image.C)
     variances = jnp.diagonal(image.C, axis1=1, axis2=2)  # a weight that a penalty holds at zero may have none
@@ -191,7 +202,7 @@ def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Floa
     """Return half the variances of the prior, of which a penalty needs one for every row of Q."""
     r, curvature, count = Q.shape[1], model.lam, data.gamma.shape[1]
     if model.penalty is not None:  # add its average curvature over weights of the size of their unit
-        unit = weight_unit(model, data.gamma)
+        unit = weight_unit(model, data.variance)
         curvature, count = curvature + jax.grad(model.penalty.value)(unit) / unit, Q.shape[0]
     return jnp.broadcast_to(jnp.eye(r, dtype=Q.dtype) / (2 * curvature), (count, r, r))
 
@@ -205,12 +216,16 @@ def _slope(
     V: Float[Array, "S r r"],
     derivative: Bool[Array, ""],
 ) -> Float[Array, "S r r"]:
-    """Return ``sum_mu dg_l/dh_l``, from derivatives of the proximal operator or by regression."""
+    """Return ``sum_mu dg_l/dh_l``, by regression, or from derivatives of the proximal operator.
+
+    A kind with few sentences takes derivatives.
+    """
+    unknowns = h.shape[1] + data.fields.shape[1] + 1
 
     def slope_of(m: Model) -> Float[Array, "S r r"]:
-        mask = kind_mask(m, data.classes)
+        mask = jnp.broadcast_to(jnp.asarray(kind_mask(m, data.classes), bool), h.shape[-1:])
         slope = lax.cond(
-            derivative,
+            derivative | (jnp.sum(mask) < _FEW * unknowns),
             lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
             lambda: _regression_slope(data, h, g, mask),
         )
@@ -220,7 +235,7 @@ def _slope(
 
 
 def _regression_slope(
-    data: Sample, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"] | float
+    data: Sample, h: Float[Array, "L r n"], g: Float[Array, "L r n"], mask: Bool[Array, " n"]
 ) -> Float[Array, "L r r"]:
     """Estimate ``sum_mu dg_l/dh_l`` as n times the coefficient of h_l in a regression of g_l on h_l, y_l.
 
@@ -228,9 +243,9 @@ def _regression_slope(
     means of its derivatives, jumps included.
 
     Args:
-        mask: marks the sentences that count, those of one kind; 1.0 if all count.
+        mask: marks the sentences that count, those of one kind.
     """
-    r, n = h.shape[1], jnp.sum(mask * jnp.ones_like(h[0, 0]))
+    r, n = h.shape[1], jnp.sum(mask, dtype=h.dtype)
     regressors = jnp.concatenate([h, data.fields], 1)
     regressors, g = (mask * (a - jnp.sum(mask * a, -1, keepdims=True) / n) for a in (regressors, g))
     gram = inner_products(regressors, regressors)
@@ -238,13 +253,21 @@ def _regression_slope(
 
 
 def _derivative_slope(
-    model: Model, data: Sample, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"] | float
+    model: Model, data: Sample, z: Float[Array, "L r n"], V: Float[Array, "L r r"], mask: Bool[Array, " n"]
 ) -> Float[Array, "L r r"]:
     """Return ``sum_mu dg_l/dh_l`` from derivatives of the proximal operator at the sentences that count."""
-    (L, r, _), n = z.shape, jnp.sum(mask * jnp.ones_like(z[0, 0]))
-    jacobian = ProxProblem(model, V, data.fields).jacobian(z).reshape(L, r, L, r, -1)
-    slope = jnp.stack([jnp.sum(mask * jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
+    (L, r, _), n = z.shape, jnp.sum(mask, dtype=z.dtype)
+    # The other sentences are no minima of this kind, and may have no derivative.
+    jacobian = jnp.where(mask, ProxProblem(model, V, data.fields).jacobian(z), 0.0).reshape(L, r, L, r, -1)
+    slope = jnp.stack([jnp.sum(jacobian[l, :, l], -1) for l in range(L)]) - n * jnp.eye(r, dtype=z.dtype)
     return inverse(V) @ slope
+
+
+@precise
+def teacher_moment(model: Model) -> Float[Array, "t t"]:
+    """Return ``Q*^T Q* / d`` of the model's law, the second moment of the teacher's entries."""
+    law = model.law()
+    return jnp.tensordot(law.weights, law.pi, 1)
 
 
 def bayes_learner(model: Model, data: Data, Q: Float[Array, "d t"]) -> tuple[Learner, State]:
@@ -253,7 +276,7 @@ def bayes_learner(model: Model, data: Data, Q: Float[Array, "d t"]) -> tuple[Lea
     It knows the encodings, so its fields are those of the tokens alone.
     """
     d, t = Q.shape
-    P, labels = model.law().pi[0], labels_at_nodes(model, data.fields)
+    P, labels = teacher_moment(model), labels_at_nodes(model, data.fields)
 
     def messages(h: Array, V: Array, _: None, number: Array) -> tuple[Array, Array, None]:
         def scores(label: Preimages, w: Array) -> tuple[Array, Array]:

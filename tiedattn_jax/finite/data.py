@@ -203,10 +203,8 @@ class Sample(Printed):
             InputError: if only exact labels are known.
         """
         if self.y is None:
-            requirement = "must have a teacher or its fields for everything but training on exact labels, exact=True"
-            raise InputError(
-                "data", f"{requirement}, got labels only: see Data.from_sentences(teacher=..., fields=...)"
-            )
+            text = "must have a teacher or its fields for everything but training on exact labels, exact=True"
+            raise InputError("data", f"{text}, got labels only: see Data.from_sentences(teacher=..., fields=...)")
         y = self.y if self.noise is None else jnp.concatenate([self.y, self.noise], 2)
         return jnp.stack([y[:, l].T for l in range(y.shape[1])])
 
@@ -237,6 +235,11 @@ class Sample(Printed):
             theta=unknown if self.teacher is None else covariances(self.gamma, Q, self.teacher),
             m=student_fields(vectors[:, None], Q)[:, :, 0] / d**0.5,
         )
+
+    @property
+    def variance(self) -> Float[Array, ""]:
+        """Mean variance of the entries of a token, over the tokens of all sentences."""
+        return jnp.mean(self.gamma if self.classes is None else jnp.mean(self.gamma, 1)[self.classes])
 
     @property
     def population(self) -> Population:
@@ -287,10 +290,8 @@ class Data(Sample):
         require(n >= 1 and d >= 2, "x", f"shape {x.shape}", requirement)
         fit = partial(shaped_array, sizes=sizes, dtype=x.dtype)
         if L != n and y is not None and np.shape(y)[:2] == (L, n):
-            requirement = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
-            raise InputError(
-                "x", f"{requirement}, got sentences first, shape {x.shape}: use Data.from_sentences for such"
-            )
+            text = "must have shape (L, n, d), tokens first, beside y of shape (n, L, t)"
+            raise InputError("x", f"{text}, got sentences first, shape {x.shape}: use Data.from_sentences for such")
         if y is None and labels is None:
             raise InputError("y", "must be given, (n, L, t), where there are no labels, got y=None")
         if y is None and teacher is not None:
@@ -298,15 +299,16 @@ class Data(Sample):
         self.y = None if y is None else fit("y", y, "n L t")
         self.teacher = None if teacher is None else fit("teacher", teacher, "d t")
         self.encodings = jnp.zeros((L, d), x.dtype) if encodings is None else fit("encodings", encodings, "L d")
-        self.means, self.classes = None, None
+        self.means, self.classes, axis, kind = None, None, "L", "position"
         if means is not None or classes is not None:
             self.means, self.classes = fit("means", means, "S d"), _classes(classes, n, L, sizes["S"])
-        axis = "L" if self.means is None else "S"
-        if gamma is None:
-            gamma = self.variances()
+            axis, kind = "S", "class"
+        estimable = f"given, ({axis}, 1), where a {kind} has no tokens to estimate it from, or zeros only"
+        requirement = estimable if gamma is None else "positive"
+        gamma = self.variances() if gamma is None else gamma
         self.gamma = fit("gamma", gamma, f"{axis} 1" if jnp.shape(gamma) == (sizes[axis], 1) else f"{axis} d")
         if is_concrete(self.gamma):
-            require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], "positive")
+            require(np.asarray(self.gamma) > 0, "gamma", self.gamma[:, :4], requirement)
         if labels is not None:
             require_kind(labels, "labels", Labels, "Labels: see Data.from_sentences(inputs, labels, ...)")
             energy, cross = fit("labels.energy", labels.energy, "n"), fit("labels.cross", labels.cross, "L L n")
@@ -388,10 +390,8 @@ class Data(Sample):
     def mean_squares(self) -> tuple[Float[Array, ""], Float[Array, ""] | None]:
         (L, n, d, _), x = self.shape, self.x
         p = self.encodings / d**0.5
-        square = jnp.vdot(x, x) - 2 * jnp.vdot(jnp.sum(x, 1), p) + n * jnp.vdot(p, p)
-        if self.teacher is None:
-            return square / (L * n), None
-        return square / (L * n), jnp.mean(self.token_fields(self.teacher) ** 2)
+        square = (jnp.vdot(x, x) - 2 * jnp.vdot(jnp.sum(x, 1), p) + n * jnp.vdot(p, p)) / (L * n)
+        return square, None if self.teacher is None else jnp.mean(self.token_fields(self.teacher) ** 2)
 
     def token_fields(self, Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
         """Return the fields ``x_l Q / sqrt(d)`` of the tokens without their encodings."""

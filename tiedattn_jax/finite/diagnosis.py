@@ -11,6 +11,7 @@ L-BFGS finds.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -31,7 +32,7 @@ from ..base.errors import (
     with_values,
 )
 from ..base.report import Description, Printed, Row
-from ..model.model import Model
+from ..model.model import Model, over_kinds
 from .data import Data, Sample
 from .products import student_fields, token_gram
 
@@ -134,10 +135,17 @@ def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
     (inputs, variance), law = data.mean_squares(), model.law()
     norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
     if variance is None:
-        variance = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / data.shape[3]
+        variance = (
+            _mean_over_tokens(model, lambda conditioned: jnp.trace(conditioned.rho, axis1=1, axis2=2)) / data.shape[3]
+        )
     fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
-    trace = jnp.mean(model.trace)
+    trace = _mean_over_tokens(model, lambda conditioned: conditioned.trace)
     return norm, law_norm, trace, inputs / trace, fields
+
+
+def _mean_over_tokens(model: Model, fn: Callable[[Model], Float[Array, " L"]]) -> Float[Array, ""]:
+    """Return the mean of `fn` over the tokens of all sentences: every kind of sentences counts with its share."""
+    return over_kinds(model, lambda conditioned: conditioned.sentence.share * jnp.mean(fn(conditioned)))
 
 
 class Finding(NamedTuple):
@@ -254,7 +262,9 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     for name, columns in rows.items():
         values, expected, deviation, differs = np.broadcast_arrays(*columns)
         k = int(np.argmax(deviation))
-        findings[name] = Finding(float(values.flat[k]), float(expected.flat[k]), bool(differs.flat[k]), _TEXTS[name])
+        value, of_model, flag = float(values.flat[k]), float(expected.flat[k]), bool(differs.flat[k])
+        text = _TOO_WIDE if name == "dimension" and flag and value > of_model else _TEXTS[name]
+        findings[name] = Finding(value, of_model, flag, text)
     return Diagnosis(**findings)
 
 
@@ -271,6 +281,11 @@ _TEXTS = {
     "kurtosis": "at 60 (one entry in 20 is not zero) losses fall by 2 % and 4 %: no theory here; 1 to 9 change 1 %",
     "vocabulary": "with 10 d words the semantic loss falls by 2 %, with 2 d by 13 % (positional 6 %): no theory here",
 }
+# The advice on the dimension where the spectrum of the model is the wider one.
+_TOO_WIDE = (
+    "the covariance of few sentences, or of words that repeat, has eigenvalues that scatter too far: pull those of the "
+    "model towards their mean until its dimension is that of the data"
+)
 
 
 class _Moments(NamedTuple):

@@ -30,10 +30,9 @@ from ..base.errors import (
     require_not_negative,
     shaped_array,
 )
-from ..base.kinds import with_other_forms
 from ..base.nodewise import nodewise
 from ..base.report import Description, by_token, rows_of
-from ..base.results import Average, Result, Status
+from ..base.results import Average, Result, Status, student_factor
 from ..model.checks import check_provides
 from ..model.model import Model, over_kinds
 from ..model.overlaps import OrderNumber, Overlaps
@@ -319,7 +318,6 @@ def _fit_linear(labels: Labels, ridge: Float[Array, ""], test: Labels | None) ->
     return Quantity(value, bar, status, further=further, name=name, meaning=meaning)
 
 
-@with_other_forms
 def heldout_error(
     model: Model,
     data: Sample,
@@ -360,7 +358,7 @@ def heldout_error(
         require(stored.count >= 2, "data", "n=1", "two sentences or more for an error bar")
         return _given_error(model, stored, Q, as_flag(exact, "exact"))
     teacher = data.known_teacher("to label fresh sentences")
-    require_key(key)
+    key = require_key(key)
     require_count(sentences, "sentences", 2)
     require(sentences < 2**31, "sentences", sentences, "below 2^31")
     matrix = None if W is None else shaped_array("W", W, "d d", {"d": len(Q)}, Q.dtype)
@@ -435,6 +433,6 @@ def _heldout(
 
 
 def _average(total: Float[Array, ""], square: Float[Array, ""], n: int) -> Average:
-    """Return the mean and the standard error of n independent numbers, from their sum and the sum of their squares."""
+    """Return the mean of n independent numbers and its error bar, from their sum and the sum of their squares."""
     mean = total / n
-    return Average(mean, jnp.sqrt(jnp.maximum(square / n - mean**2, 0.0) / (n - 1)))
+    return Average(mean, float(student_factor(n)) * jnp.sqrt(jnp.maximum(square / n - mean**2, 0.0) / (n - 1)))

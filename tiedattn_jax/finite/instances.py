@@ -16,10 +16,10 @@ scatter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -31,13 +31,13 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.kinds import with_other_forms
 from ..base.progress import Progress, reporter
-from ..base.results import Average, Status, error_bar
+from ..base.report import Description, Row
+from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
-from ..phases.questions import INSTANCES
+from ..phases.cells import beside_theory, numbers_beside_theory
 from ..phases.table import Table
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
@@ -152,6 +152,21 @@ class Instance(eqx.Module):
     iterations: int
     theory_status: int
     point: FixedPoint | None
+    USABLE: ClassVar[Status] = Status.converged  # at a critical point of its risk
+
+    @property
+    def has_result(self) -> bool:
+        return not self.reason
+
+    @property
+    def in_table(self) -> InTable:
+        return InTable("train_loss", figures=("simulations.instances_figure", MAP_FIGURE), page=_page)
+
+    def numbers(self) -> dict[str, Column]:
+        """Return the numbers of the run, those of its theory with their error bars, and its distances to both."""
+        distances = {f"distance.{name}": (float(a), None) for name, a in zip(PAIR, self.distance, strict=True)}
+        labels = {name: (getattr(self, name), None) for name in ("rho", "gradient_norm", "iterations", "finished")}
+        return {"branch": (self.branch, None), **numbers_beside_theory(self), **distances, **labels}
 
     @property
     def reason(self) -> str:
@@ -168,6 +183,33 @@ class Instance(eqx.Module):
             "distance": dict(zip(PAIR, self.distance.tolist(), strict=True)),
             **({"theory": self.point.to_dict()} if self.point else {}),
         }
+
+
+def _page(table: Table) -> Description:
+    tables = []
+    for branch, count in table.groups.items():
+        cells = [cell for cell in table.cells if cell.branch == branch]
+        critical, finished = sum(cell.status == Status.converged for cell in cells), sum(c.finished for c in cells)
+        head = f"{branch}: {count} of {len(table.cells)} instances, {critical} at a critical point"
+        has_theory = any(cell.point for cell in cells)
+        rows = beside_theory(table.difference(branch)) if has_theory else _alone([c for c in cells if not c.reason])
+        tables.append((f"{head} ({finished} finished by L-BFGS)", rows if len(rows) > 1 else []))
+    gradient = max(cell.gradient_norm for cell in table.cells)
+    status = f"{Status.name_of(table.status.max())}, largest gradient {gradient:.1e}"
+    return Description(f"{len(table.cells)} instances", status, tables=tables)
+
+
+def _alone(cells: list[Instance]) -> list[Row]:
+    """Return rows with the quantities of instances without theory, and their distance to either branch."""
+    rows: list[Row] = [("", "simulation", "lowest", "highest")]
+    columns = {name: [getattr(cell.simulation, name) for cell in cells] for name in NAMES}
+    columns |= {f"distance, {name}": [cell.distance[k] for cell in cells] for k, name in enumerate(PAIR)}
+    for name, column in columns.items():
+        known = np.array(column, float)
+        if (known := known[~np.isnan(known)]).size:
+            digits = ".2g" if name.startswith("distance") else ".6g"
+            rows.append((name, *(f"{f(known):{digits}}" for f in (np.mean, np.min, np.max))))
+    return rows
 
 
 def means_of(instances: Table) -> dict[str, Any]:
@@ -207,14 +249,15 @@ def _means(cells: list[Instance]) -> dict[str, Any]:
 
 
 def _mean_record(objects: list[Any]) -> Any:
-    """Average the floats of (nested) dictionaries of the same structure; other entries are those of the first."""
+    """Average the numbers in (nested) dictionaries; of other lists return the longest, of other entries the first."""
     first = objects[0]
     if isinstance(first, dict):
         return {name: _mean_record([item[name] for item in objects]) for name in first}
-    return float(np.mean(objects)) if isinstance(first, float) else first
+    if {(np.asarray(item).dtype.kind, np.shape(item)) for item in objects} == {("f", np.shape(first))}:
+        return np.mean(objects, 0).tolist()
+    return max(objects, key=np.size) if any(isinstance(item, list) for item in objects) else first
 
 
-@with_other_forms
 def run_instances(
     model: Model,
     d: int,
@@ -260,7 +303,7 @@ def run_instances(
             True for a value matrix.
     """
     require_count(batch, "batch")
-    require_keys(keys)
+    keys = require_keys(keys)
     theory, normalise = as_flag(theory, "theory"), as_flag(normalise, "normalise")
     check_provides(model, "with_teacher", "to be given the teacher that was drawn")
     sentence_count(model, d, alpha, min(batch, len(keys)))
@@ -278,16 +321,23 @@ def run_instances(
         return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
 
     rows = []
+    for outcome in _outcomes(outcome_of, keys, batch, progress):
+        realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
+        rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
+    return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
+
+
+def _outcomes(
+    outcome_of: Callable[[PRNGKeyArray], dict[str, Any]], keys: Key[Array, " K"], batch: int, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of every key; `batch` of them are computed together."""
     report = reporter(progress, "instances")
     report(0, len(keys))
     for k in range(0, len(keys), batch):
         part = keys[k : k + batch]
         lanes = jax.vmap(outcome_of)(part) if batch > 1 else jax.tree.map(lambda a: a[None], outcome_of(part[0]))
-        for outcome in unstacked(jax.device_get(lanes), len(lanes["gram"])):
-            realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
-            rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
+        yield from unstacked(jax.device_get(lanes), len(part))
         report(min(k + batch, len(keys)), len(keys))
-    return Table(INSTANCES, ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 
 def _outcome(
@@ -321,9 +371,16 @@ def _outcome(
 
 
 def _solution(model: Model, alpha: float, nodes: Rule, branch: str) -> FixedPoint:
-    """Solve a branch. If the teacher overlaps with the encodings no symmetry is exact, so theta and m are left free."""
-    point = solve(model, alpha, branch, nodes)
-    if not (point.ok and np.any(np.asarray(model.law().cross[:, : model.shape[0]]))):
+    """Solve a branch. If the teacher overlaps with the encodings no symmetry is exact, so theta and m are left free.
+
+    The start is then the state of the branch without the overlaps.
+    """
+    overlaps = np.arange(model.shape[0])
+    if not np.any(np.asarray(model.law().cross[:, overlaps])):
+        return solve(model, alpha, branch, nodes)
+    symmetric = eqx.tree_at(lambda m: m.spectrum.cross, model, replace_fn=lambda c: c.at[:, overlaps].set(0.0))
+    point = solve(symmetric, alpha, branch, nodes)
+    if not point.ok:
         return point
     return replace(solve(model, alpha, None, nodes, start=point), branch=branch)
 

@@ -34,13 +34,12 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.kinds import with_other_forms
 from ..base.report import picture
 from ..base.results import Status
 from ..bayes.fixed_points import check_bayes
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step
+from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step, teacher_moment
 from .data import Data, Sample
 from .diagnosis import check_estimate, check_fit
 from .evaluation import Estimate, Units, largest, loss_unit, proximal_gradient
@@ -149,7 +148,6 @@ class Damping(eqx.Module):
         )
 
 
-@with_other_forms
 def gamp(
     model: Model,
     data: Sample,
@@ -207,7 +205,7 @@ def gamp(
     require_positive(tol, "tol")
     if damping is not None:
         requirement = "in (0, 1], or None for an automatic choice"
-        require_number(damping, "damping", requirement, lambda v: 0 < v <= 1)
+        require_number(damping, "damping", requirement, lambda v: (v > 0) & (v <= 1))
     response = require_choice(response, "response", ("regression", "derivative"))
     warm_start = None
     if isinstance(init, GAMP):
@@ -250,7 +248,7 @@ def _run(
     p = _iterate(*risk_minimiser(model, data, Q, Z, warm_start, damped, derivative), memory, options)
     Q = p.state.Q
     value, gradient, memory = risk_and_gradient(model, data, False, Q, p.memory)
-    units = Units(weight_unit(model, data.gamma), loss_unit(model, data))
+    units = Units(weight_unit(model, data.variance), loss_unit(model, data))
     if model.penalty is not None:  # damped weights reach a kink up to rounding only; a proximal step puts them on it
         proximal = model.penalty.prox(Q - units.rate * gradient, jnp.full_like(Q, units.rate))
         Q = jnp.where(p.damping.residual <= options.least_residual, proximal, Q)
@@ -300,15 +298,16 @@ def posterior_mean(
         raise InputError("data", "must have no classes of tokens for `posterior_mean`: `bayes` takes them")
     require_count(steps, "steps", maximum=INT32)
     require_positive(tol, "tol")
-    key = jax.random.key(0) if key is None else key
-    require_key(key)
-    pi = model.law().pi
-    if is_concrete(pi) and not np.allclose(pi, pi[:1]):
-        raise InputError("model", "must have a teacher of one second moment pi at all eigenvalues")
+    key = require_key(jax.random.key(0) if key is None else key)
+    law = model.law()
+    if is_concrete(law):
+        moments = np.asarray(law.pi)[np.asarray(law.weights) > 0]
+        if not np.allclose(moments, moments[:1]):
+            raise InputError("model", "must have a teacher of one second moment pi at all eigenvalues")
     d, t = data.shape[2:]
     if isinstance(init, str):
         init = require_choice(init, "init", ("random", "teacher"))
-        size = jnp.sqrt(jnp.trace(pi[0]) / t)
+        size = jnp.sqrt(jnp.trace(teacher_moment(model)) / t)
         random = _START_SCALE * size * jax.random.normal(key, (d, t), data.x.dtype)
         Q = random if init == "random" else data.known_teacher("for init='teacher'")
     else:

@@ -35,7 +35,10 @@ def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Ar
 
 @jax.custom_jvp
 def _fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
-    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient."""
+    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient.
+
+    Loops may lose the rule, because the product has the same derivatives.
+    """
     return _fields_by_platform(x, Q)
 
 
@@ -79,13 +82,13 @@ def power_of_two(size: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.ldexp(jnp.ones_like(size), exponent.astype(jnp.int32))
 
 
-def weight_unit(model: Model, gamma: Float[Array, "S #d"]) -> Float[Array, ""]:
-    """Return the unit of weights: the power of two nearest to ``field_scale / (2 sigma)``, for the variance sigma^2.
+def weight_unit(model: Model, variance: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the unit of weights: the power of two nearest to ``field_scale / (2 sigma)``, for the `variance` sigma^2.
 
     Searches measure weights in it and losses in `evaluation.loss_unit`. They therefore do the same in all units of the
     inputs. Both units are one in the standard setting, and arithmetic with powers of two is exact.
     """
-    return power_of_two(0.5 * model.field_scale / jnp.sqrt(jnp.mean(gamma)))
+    return power_of_two(0.5 * model.field_scale / jnp.sqrt(variance))
 
 
 @jax.jit

@@ -27,7 +27,6 @@ from ..base.errors import (
     require_memory,
     require_positive,
 )
-from ..base.kinds import with_other_forms
 from ..bayes.channel import labels_at_nodes
 from ..bayes.thresholds import label_matrix, spectral_threshold
 from ..model.checks import check, check_provides
@@ -55,7 +54,6 @@ def sample_data(
 ) -> DataOnDemand: ...
 
 
-@with_other_forms
 def sample_data(
     model: Model, d: int, alpha: Number, key: PRNGKeyArray, *, normalise: bool = False, stored: bool = True
 ) -> Data | DataOnDemand:
@@ -63,9 +61,10 @@ def sample_data(
 
     Tokens are Gaussian with the covariances of the model. The inner products of the encodings with each other and with
     the teacher are exactly those of the model's spectral law. The norm of the teacher is random, as in the paper,
-    unless `normalise` is set. It causes most of the scatter between instances, see `realised`. The means `tau_mean` and
-    `pi_mean` of the law lie along the vector of ones; for a law without them the first principal direction of the
-    encodings lies along it. With several devices the sentences are spread over them, see `Data.shard`.
+    unless `normalise` is set; its mean square is the model's. It causes most of the scatter between instances, see
+    `realised`. The means `tau_mean` and `pi_mean` of the law lie along the vector of ones; for a law without them the
+    first principal direction of the encodings lies along it. With several devices the sentences are spread over them,
+    see `Data.shard`.
 
     Args:
         model: model whose law is drawn from. Exact labels are kept if the model has `target`.
@@ -90,7 +89,7 @@ def sample_data(
     if not as_flag(stored, "stored") and model.law().sentences is not None:
         raise InputError("model", "must have no classes of tokens for sentences drawn on demand: use stored=True")
     n = sentence_count(model, d, alpha, stored=stored)
-    require_key(key)
+    key = require_key(key)
     return _draw(model, atom_sizes(model.law(), int(d)), n, key, as_flag(normalise, "normalise"), stored)
 
 
@@ -143,7 +142,7 @@ def atom_sizes(law: SpectralLaw, d: int) -> tuple[int, ...]:
     values = np.linalg.eigvalsh(moments)
     rank = np.sum(values > 1e-6 * np.maximum(values[:, -1:], np.finfo(float).tiny), 1)
     floor = moments.shape[1] + 1
-    is_small = counts < floor
+    is_small = (counts < floor) & (exact > 0)
     if np.any(is_small & ((counts < np.maximum(rank, 1)) | (np.abs(exact - counts) > 0.01))):
         requirement = (
             f"must leave L + t + 1 = {floor} coordinates to every atom of the spectral law, or be that of the matrices"
@@ -172,7 +171,8 @@ def draw_population(
     atoms = jax.random.split(key, len(counts)), law
     sizes, starts = np.array(counts), np.cumsum(counts) - counts
     tau, teacher = (jnp.zeros((d, a.shape[-1]), a.dtype) for a in (law.tau, law.pi))
-    for size in sorted(set(counts)):  # atoms with the same number of coordinates are drawn together
+    # Atoms with the same number of coordinates are drawn together; those of weight zero have none.
+    for size in sorted(set(counts) - {0}):
         group = np.flatnonzero(sizes == size)
         parts = jax.vmap(partial(_directions, size, normalise))(*indexed(atoms, group))
         rows = (starts[group][:, None] + np.arange(size)).ravel()
@@ -211,7 +211,8 @@ def _directions(
     cross = atom.cross - jnp.outer(tau_mean, pi_mean)
     slope = (vectors * jnp.where(nonzero, 1 / jnp.where(nonzero, values, 1.0), 0.0)) @ vectors.T @ cross
     span = basis[:, :L]
-    free = normal[:, L:] - span @ (span.T @ normal[:, L:]) / size
+    # The teacher loses the L directions of the encodings. Its length makes up for them, so that its mean square is pi.
+    free = (normal[:, L:] - span @ (span.T @ normal[:, L:]) / size) * (size / (size - L)) ** 0.5
     values, vectors = _principal(atom.pi - jnp.outer(pi_mean, pi_mean) - slope.T @ cross)
     root = jnp.linalg.qr((vectors * jnp.sqrt(values)).T)[1]  # Cholesky factor, also of a singular matrix
     independent = (basis[:, L:-1] if normalise else free) @ (jnp.sign(jnp.diagonal(root))[:, None] * root)
@@ -337,8 +338,7 @@ def start(
     check_fit(model, data)
     if init != "spectral":  # the spectral start has its own checks
         check(model, even=False)
-    key = jax.random.key(0) if key is None else key
-    require_key(key)
+    key = require_key(jax.random.key(0) if key is None else key)
     if scale is not None:
         require_positive(scale, "scale")
     if init == "positional" and is_concrete(data.encodings):
@@ -362,7 +362,7 @@ def _named_start(
     threshold: Float[Array, ""] | None,
 ) -> Float[Array, "d r"]:
     d, r = data.shape[2], model.shape[1]
-    noise, unit = jax.random.normal(key, (d, r), data.dtype), weight_unit(model, data.gamma)
+    noise, unit = jax.random.normal(key, (d, r), data.dtype), weight_unit(model, data.variance)
     sizes = {"semantic": jnp.ones_like(unit), "positional": 0.25 * unit}
     size = sizes.get(init, unit) if scale is None else scale
     if init == "random":
@@ -411,7 +411,8 @@ def spectral_direction(model: Model, data: Sample, key: PRNGKeyArray | None = No
     check_fit(model, data)
     data = data.stored("for a spectral start")
     threshold = _weak_recovery(model, data)
-    first = jax.random.normal(jax.random.key(0) if key is None else key, (data.shape[2], 1), data.x.dtype)
+    key = require_key(jax.random.key(0) if key is None else key)
+    first = jax.random.normal(key, (data.shape[2], 1), data.x.dtype)
     return _leading_direction(model, data, first, threshold)
 
 

@@ -54,7 +54,6 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.kinds import with_other_forms
 from ..base.report import picture
 from ..base.results import Status
 from ..model.checks import check_provides
@@ -172,7 +171,6 @@ def default_optimizer(model: Model, *, stored: bool = True, rate: Number | None 
     return "lbfgs" if model.penalty is None and stored and rate is None else "gd"
 
 
-@with_other_forms
 def train(
     model: Model,
     data: Sample,
@@ -303,7 +301,7 @@ def _run(
     value: tuple[Float[Array, "n L d"], Float[Array, ""]] | None,
 ) -> Training:
     """Train the weights, and with labels and the ridge of a value matrix in `value` also this matrix."""
-    unit = weight_unit(model, data.gamma)
+    unit = weight_unit(model, data.variance)
     if value is None:
         memory = data.memory(Q.shape[1] * (options.steps + 1), options.steps)
         units = Units(unit, loss_unit(model, data, exact))
@@ -363,6 +361,7 @@ def descend(
     def unscaled(weights: Weights) -> Weights:
         return jax.tree.map(jnp.multiply, weights, units.weights)
 
+    # L-BFGS takes first derivatives only, for which a `custom_jvp` keeps its rule in loops, too.
     @jax.custom_jvp
     def objective(weights: Weights) -> Float[Array, ""]:
         return value_and_gradient(unscaled(weights), None)[0] / units.loss

@@ -7,4 +7,5 @@ penalties    penalties of the weights besides the ridge
 overlaps     order parameters, their conjugates, and the branches that a symmetry defines
 parameters   named numbers of a setting, and axes of them
 checks       checks of a model: mistakes in a new layer, and the kind that a computation takes
+kinks        how a loss grows, and where its slope jumps
 """

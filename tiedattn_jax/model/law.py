@@ -274,7 +274,7 @@ class SpectralLaw(Printed):
             tau: projections of the encodings, ``sqrt(d) e_i . p_l``, (N, L); for classes followed by those of the class
                 means, (N, L + S).
             pi: projections of the teacher, ``e_i . Q*``.
-            weights: shares of the samples, summing to one; by default equal.
+            weights: shares of the samples, summing to one; by default equal. Samples without a share do not count.
             sentences: as in `from_matrices`.
             dtype: dtype of the law; by default that of jax for Python floats.
 
@@ -289,6 +289,7 @@ class SpectralLaw(Printed):
         shares = np.full(sizes["N"], 1 / sizes["N"]) if weights is None else fit("weights", weights, "N")
         is_distribution = abs(shares.sum() - 1) < 1e-6 and np.all(shares >= 0)
         require(is_distribution, "weights", shares, "shares >= 0 that sum to one")
+        values, p, Q, shares = (a[shares > 0] for a in (values, p, Q, shares))
         atom_index = atoms(values)
         atom_weights = np.bincount(atom_index, shares)
         dtype = float_dtype(dtype)

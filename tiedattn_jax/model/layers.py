@@ -16,15 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from ..base.arrays import AnyArray, Number, precise
+from ..base.arrays import AnyArray, Number, StateArray, eigenvalues_exceed, precise
 from ..base.errors import (
     InputError,
+    Ranges,
     as_array,
     as_flag,
     as_number,
     float_dtype,
-    is_concrete,
-    require,
     require_count,
     require_kind,
     require_promotion,
@@ -147,7 +146,10 @@ class AttentionLayer(Model):
         known = {field.name: field for field in dataclasses.fields(type(self)) if field.name not in _FIELDS}
         if unknown := next((name for name in given if name not in known), None):
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown!r}")
-        defaults = {name: field.default for name, field in known.items() if field.default is not dataclasses.MISSING}
+        missing_default = dataclasses.MISSING
+        defaults = {name: field.default for name, field in known.items() if field.default is not missing_default}
+        makers = {name: field.default_factory for name, field in known.items()}
+        defaults |= {name: make() for name, make in makers.items() if make is not missing_default}
         values = defaults | given
         if missing := next((name for name in known if name not in values), None):
             raise TypeError(f"{type(self).__name__}() lacks the keyword argument {missing!r}")
@@ -166,32 +168,36 @@ class AttentionLayer(Model):
         elif self.spectrum.tokens != len(self.mixing):
             requirement = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
             raise InputError("spectrum", f"{requirement}, got L = {self.spectrum.tokens}")
-        if not is_concrete(self):
-            return
-        omega, lam = np.asarray(self.omega), np.asarray(self.lam)  # numpy compiles nothing for a comparison
-        require(np.isfinite(omega) & (0 <= omega) & (omega <= 1), "omega", omega, "in [0, 1]")
-        in_range = lam >= 0 if self.penalty is not None else lam > 0
-        require(np.isfinite(lam) & in_range, "lam", lam, "positive and finite")
-        A = np.asarray(self.mixing, float)
-        is_stochastic = np.isfinite(A) & (A >= 0) & (np.abs(A.sum(1, keepdims=True) - 1) < 1e-5)
-        require(is_stochastic, "mixing", A, "row-stochastic (entries >= 0, every row summing to 1)")
+
+    def in_range(self) -> Ranges:
+        omega, lam, A = self.omega, self.lam, self.mixing
+        least = lam >= 0 if self.penalty is not None else lam > 0
+        is_stochastic = (A >= 0) & (abs(A.sum(1, keepdims=True) - 1) < 1e-5)
+        ranges = [
+            ("omega", (omega >= 0) & (omega <= 1), "in [0, 1]"),
+            ("lam", least & (lam < np.inf), "positive and finite"),
+            ("mixing", is_stochastic, "row-stochastic (entries >= 0, every row summing to 1)"),
+        ]
+        if self.spectrum is not None:
+            return ranges
+        sigma, encodings, gram = self._isotropic
+        smallest, largest = (float(getattr(np.finfo(sigma.dtype), k)) ** 0.5 for k in ("tiny", "max"))
+        is_definite = (abs(gram - gram.T) <= 1e-8 + 1e-5 * abs(gram)) & eigenvalues_exceed(gram[None], 0.0)
+        return [
+            *ranges,
+            ("sigma", (sigma > smallest) & (sigma < largest), "positive, with a finite square"),
+            ("encodings", abs(encodings) < np.inf, "finite"),
+            ("teacher", is_definite, "positive, a matrix symmetric and positive definite"),
+        ]
 
     def _check_isotropic(self) -> None:
-        sigma, encodings, gram = self._isotropic
+        _, encodings, gram = self._isotropic
         L = len(encodings)
         if encodings.ndim != 2 or not encodings.size or self.mixing.shape != (L, L):
             requirement = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
             raise InputError("encodings", f"must be {requirement}, got shape {encodings.shape}")
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
             raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {gram.shape}")
-        if not is_concrete(self):
-            return
-        size, G = np.asarray(sigma), np.asarray(gram)  # numpy compiles nothing for a comparison
-        smallest, largest = (float(getattr(np.finfo(size.dtype), k)) ** 0.5 for k in ("tiny", "max"))
-        require((size > smallest) & (size < largest), "sigma", size, "positive, with a finite square")
-        require(np.isfinite(encodings), "encodings", encodings, "finite")
-        is_definite = np.all(np.isfinite(G)) and np.allclose(G, G.T) and np.all(np.linalg.eigvalsh(G) > 0)
-        require(is_definite, "teacher", G, "positive, a matrix symmetric and positive definite")
 
     @abc.abstractmethod
     def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
@@ -202,7 +208,7 @@ class AttentionLayer(Model):
         return len(self.mixing), self.rank, self._teachers
 
     @property
-    def _isotropic(self) -> tuple[Float[Array, ""], Float[Array, "L e"], Float[Array, "t t"]]:
+    def _isotropic(self) -> tuple[Float[StateArray, ""], Float[StateArray, "L e"], Float[StateArray, "t t"]]:
         """`sigma`, `encodings` and `teacher`, which a layer without `spectrum` has."""
         assert self.sigma is not None and self.encodings is not None and self.teacher is not None
         return self.sigma, self.encodings, self.teacher
@@ -285,10 +291,10 @@ class CausalDotProduct(AttentionLayer):
 
     default_mixing = ((1.0, 0.0), (0.4, 0.6))
 
-    def __check_init__(self) -> None:
-        if is_concrete(self.mixing):
-            A = np.asarray(self.mixing)
-            require(A == np.tril(A), "mixing", A, "lower triangular, zero where a token would attend to a later one")
+    def in_range(self) -> Ranges:
+        is_causal = self.mixing * np.tril(np.ones(self.mixing.shape)) == self.mixing
+        requirement = "lower triangular, zero where a token would attend to a later one"
+        return [*super().in_range(), ("mixing", is_causal, requirement)]
 
     def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         mask = np.tril(np.ones(2 * fields.shape[:1], bool))

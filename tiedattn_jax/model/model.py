@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from ..base.arrays import AnyArray, precise
-from ..base.errors import InputError
+from ..base.errors import InputError, Ranges, conditions_of, is_concrete, settle
 from ..base.files import without_addresses
 from ..base.report import Description, Printed, entries
 from .law import Sentence, SpectralLaw
@@ -104,6 +104,9 @@ class Model(Printed):
     penalty: Penalty | None = eqx.field(kw_only=True, default=None)
     kind: Float[Array, " C"] | None = eqx.field(kw_only=True, default=None)
 
+    def __check_init__(self) -> None:
+        settle(conditions_of(self))
+
     def describe(self) -> Description:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         texts = {name: entries(a) if eqx.is_array(a) else _short(a) for name, a in fields.items() if a is not None}
@@ -163,6 +166,14 @@ class Model(Printed):
         """``Tr Sigma_l / d``, the diagonal of D, by tokens or classes; inside `loss` it is that of the tokens."""
         law = self.law()
         return self.sentence.to_tokens(law.weights @ law.gamma)
+
+    @property
+    @precise
+    def encoding_strength(self) -> Float[Array, ""]:
+        """Largest ``|m| / sqrt(q)``, ``(sum_l |p_l|^2 / sum_l Tr Sigma_l / d)^{1/2}`` up to a factor of order one."""
+        law, L = self.law(), self.shape[0]
+        norms = jnp.trace(law.tau[:, :L, :L], axis1=1, axis2=2)
+        return jnp.sqrt(law.weights @ norms / (law.weights @ jnp.sum(law.gamma, 1)))
 
     @property
     @precise
@@ -234,6 +245,19 @@ class Model(Printed):
         column = r - 1 if combined and r > 1 else 0
         return jnp.eye(r, t, dtype=self.lam.dtype), jnp.eye(r, dtype=self.lam.dtype)[column]
 
+    def in_range(self) -> Ranges:
+        """Return names of numbers, whether these are in their range, and the range in words.
+
+        A layer whose number `gain` must be positive returns ``[("gain", self.gain > 0, "positive")]``. A model out of
+        range is refused. Where jax traces its numbers, results are NaN and their status is `nonfinite`.
+        """
+        return []
+
+    def identity_text(self) -> str:
+        """Return the `identity` of the model; models of a batch share one."""
+        batch = (0,) * (jnp.ndim(self.lam) - self.batch_probe[1])
+        return identity(jax.tree.map(lambda a: a[batch], self) if batch else self)
+
     # Optional methods of a layer; `provides` says whether a class has written one.
 
     def target(self, Y: Float[Array, "L t"]) -> Float[Array, "L L"]:
@@ -280,6 +304,28 @@ def over_kinds(model: Model, fn: Callable[[Model], T]) -> T:
     if sentences is None:
         return fn(model)
     return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), sentences.kinds))
+
+
+def require_no_closures(model: Model) -> None:
+    """Raise an `InputError` if `law` or `loss` use a number that jax traces and that is none of the model's."""
+    L, *widths = model.shape
+    sentences = model.law().sentences
+    kind = None if sentences is None else sentences.kinds[0]
+    fields = [jnp.zeros((L, k), model.lam.dtype) for k in (*widths, model.noise) if k]
+    require_fields("law", eqx.filter_make_jaxpr(lambda model: model.law())(model)[0].consts)
+    require_fields("loss", eqx.filter_make_jaxpr(_loss)(model, kind, *fields)[0].consts)
+
+
+def _loss(model: Model, kind: Float[Array, " C"] | None, *fields: Float[Array, "L _"]) -> Array:
+    return model.condition_on(kind).loss(*fields)
+
+
+def require_fields(name: str, values: Any) -> Any:
+    """Return what a method of a model uses or returns; raise an `InputError` if jax traces it."""
+    if not is_concrete(values):
+        text = "must take every number that jax traces from the fields of the class: add one, as `width: jax.Array`"
+        raise InputError(name, f"{text}, got a number of the function around the class")
+    return values
 
 
 def identity(model: Model) -> str:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from ..base.arrays import StateArray, positive_definite, precise, solve
 from ..base.errors import InputError, require_choice
 from ..base.report import Description, Printed, rows_of
-from .model import Model
+from .model import Model, over_kinds
 
 # An order parameter below this share of its largest possible size counts as zero. It falls like a square root towards
 # the pitchfork in which its branch ends: at the standard setting a semantic state below this share lies within 2e-4 of
@@ -111,19 +111,19 @@ class Branch(NamedTuple):
         L, r, t = model.shape
         law, S = model.law(), len(model.rho)
         dtype = law.gamma.dtype
-        scale = jnp.mean(jnp.trace(model.rho, axis1=1, axis2=2)) / t
+        scale = jnp.trace(model.rho, axis1=1, axis2=2)[:, None, None] / t
         # The principal direction of the encodings over the tokens, scaled to entries of order one.
         tau = jnp.einsum("k,kij->ij", law.weights, law.tau)[:L, :L]
         direction = jnp.linalg.eigh(tau)[1][:, -1] * jnp.sqrt(L)
         direction = jnp.where(direction[0] < 0, -direction, direction)
         eye = jnp.broadcast_to(jnp.eye(r, dtype=dtype), (S, r, r))
         semantic, positional = model.start_columns(combined=bool(self.theta))
-        # Student columns along the same column of the teacher share its signal: theta is scaled so that
-        # q - theta rho^{-1} theta^T is positive.
-        size = jnp.max(jnp.sum(jnp.abs(semantic), 0)) * jnp.max(jnp.sum(jnp.abs(semantic), 1))  # at least |semantic|^2
-        semantic = semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
+        # Columns of the student along the same column of the teacher share its signal, and one along a weak column has
+        # little: theta is scaled so that q - theta rho^{-1} theta^T is positive.
+        signal = scale * semantic @ solve(model.rho, jnp.broadcast_to(semantic.T, (S, t, r)))
+        size = jnp.max(jnp.sum(jnp.abs(signal), 2, keepdims=True), 1, keepdims=True)  # at least its eigenvalues
+        theta = 0.5 * self.theta * scale * semantic / jnp.sqrt(jnp.maximum(size / 2, 1.0))
         m = 0.25 * self.m * model.field_scale * direction[:, None] * positional
-        theta = jnp.broadcast_to(0.5 * self.theta * scale * semantic, (S, r, t))
         if model.teacher_mean is not None:
             # A student along the teacher sees the means of the classes as the teacher does.
             m = jnp.concatenate([m, (theta @ solve(model.rho, model.teacher_mean[..., None]))[..., 0]])
@@ -137,13 +137,16 @@ def _loss_scale(model: Model) -> Float[Array, ""]:
 
     A loss in another unit is recognised at standard normal fields, in units of `Model.field_scale`.
     """
-    (L, _, _), sentences = model.shape, model.law().sentences
-    model = model if sentences is None else model.condition_on(sentences.kinds[0])
+    L, _, _ = model.shape
     normals = np.random.default_rng(0).standard_normal((64, L, sum(model.columns)))
     Z, Y = jnp.split(jnp.asarray(normals, model.lam.dtype) * model.field_scale, [model.columns[0]], 2)
-    unit = jnp.mean(model.trace)
-    losses = jax.vmap(lambda Z, Y: model.loss(Z, *model.label(Y)))(Z, Y)
-    return unit * 64 ** jnp.round(jnp.log(jnp.mean(jnp.abs(losses)) / (_LOSS * unit)) / np.log(64))
+
+    def sizes(conditioned: Model) -> Float[Array, " 2"]:
+        losses = jax.vmap(lambda Z, Y: conditioned.loss(Z, *conditioned.label(Y)))(Z, Y)
+        return conditioned.sentence.share * jnp.stack([jnp.mean(conditioned.trace), jnp.mean(jnp.abs(losses))])
+
+    unit, loss = over_kinds(model, sizes)
+    return unit * 64 ** jnp.round(jnp.log(loss / (_LOSS * unit)) / np.log(64))
 
 
 BRANCHES = {
@@ -200,11 +203,15 @@ def _encoding_count(x: Overlaps | Conjugates) -> int:
 
 @runtime_checkable
 class HasTeacher(Protocol):
-    """A model, or `Coordinates` made of one: an object with the covariance of the teacher's fields."""
+    """A model, or `Coordinates` made of one: an object that says how large theta and m can be."""
 
     @property
     def rho(self) -> Float[Array, "S t t"]:
         """Covariance of the teacher's fields."""
+
+    @property
+    def encoding_strength(self) -> Float[Array, ""]:
+        """Largest ``|m| / sqrt(q)``."""
 
 
 @precise
@@ -223,12 +230,22 @@ def admissible(model: HasTeacher, x: Overlaps) -> Bool[Array, ""]:
     return positive_definite(jnp.concatenate([x.q, x.V, residual_covariance(model, x)]))
 
 
+def _unit_of_m(model: HasTeacher) -> Float[Array, ""]:
+    """Return the size of m in units of sqrt(tr q): one, or what encodings allow that are shorter than a token."""
+    strength = model.encoding_strength
+    return jnp.where(strength > 0, jnp.minimum(strength, 1.0), 1.0)
+
+
 @eqx.filter_jit
 def magnitudes(model: HasTeacher, x: Overlaps) -> tuple[Float[Array, " *batch"], Float[Array, " *batch"]]:
-    """Return how semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), O(1)."""
+    """Return how semantic and how positional a state is: |theta| / sqrt(tr q tr rho) and |m| / sqrt(tr q), O(1).
+
+    With encodings that are shorter than a token, |m| is divided by the largest one that they allow.
+    """
     q = jnp.sum(jnp.trace(x.q, axis1=-2, axis2=-1), -1)
     rho = jnp.sum(jnp.trace(model.rho, axis1=-2, axis2=-1), -1) / x.q.shape[-3]
-    return (jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q))
+    m = jnp.sqrt(jnp.sum(x.encoded**2, (-1, -2)) / q)
+    return jnp.sqrt(jnp.sum(x.theta**2, (-1, -2, -3)) / (q * rho)), m / _unit_of_m(model)
 
 
 def order_size(model: HasTeacher, x: Overlaps, free: Float[StateArray, " 2"]) -> Float[Array, " ..."]:
@@ -270,7 +287,7 @@ def _directions(
     rho = np.trace(np.asarray(model.rho), axis1=-2, axis2=-1).sum() / len(q)
     values, vectors = np.linalg.eigh(np.nan_to_num(q.sum(0)))
     unit = vectors / np.sqrt(np.maximum(values, ZERO**2 * max(values[-1], np.finfo(float).tiny)))  # unit^T q unit = 1
-    theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit)
+    theta, m = np.nan_to_num(unit.T @ theta), np.nan_to_num(m @ unit) / float(_unit_of_m(model))
     return *np.linalg.eigh(np.einsum("lat,lbt->ab", theta, theta) / rho), m
 
 
@@ -290,16 +307,18 @@ def impose(x: State, free: Float[StateArray, " 2"]) -> State:
 class Coordinates(eqx.Module):
     """Coordinates of the order parameters, as one vector in which those that a branch sets to zero stay zero.
 
-    They keep only the parts of a model that Newton's method needs: shapes, the teacher's covariance, and the gauge.
+    They keep only the parts of a model that Newton's method needs: shapes, sizes, and the gauge.
 
     Attributes:
         rho: covariance of the teacher's fields.
+        encoding_strength: largest ``|m| / sqrt(q)``.
         free: which of (theta, m) the branch leaves free.
         generators: tangents of the rotations that change no state.
         shapes: shapes of q, V, theta and m.
     """
 
     rho: Float[Array, "S t t"]
+    encoding_strength: Float[Array, ""]
     free: Float[StateArray, " 2"]
     generators: Float[Array, "G r r"]
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
@@ -307,6 +326,7 @@ class Coordinates(eqx.Module):
     def __init__(self, model: Model, free: Float[StateArray, " 2"]):
         dtype = model.lam.dtype
         self.rho, self.free = model.rho.astype(dtype), free
+        self.encoding_strength = model.encoding_strength.astype(dtype)
         # A penalty changes when the columns are rotated, so these rotations are then no gauge.
         self.generators = jnp.asarray(model.generators[: 0 if model.penalty is not None else None], dtype)
         self.shapes = tuple(shapes_of(model).values())
@@ -337,7 +357,8 @@ class Coordinates(eqx.Module):
         q = jnp.sqrt(jnp.mean(jnp.trace(x.q, axis1=1, axis2=2)))
         V = jnp.mean(jnp.trace(x.V, axis1=1, axis2=2))
         rho = jnp.sqrt(jnp.mean(jnp.trace(self.rho, axis1=1, axis2=2)))
-        theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), ZERO * s) for a, s in ((x.theta, q * rho), (x.m, q)))
+        largest = (x.theta, q * rho), (x.m, q * _unit_of_m(self))
+        theta, m = (jnp.maximum(jnp.sqrt(jnp.mean(a**2)), ZERO * s) for a, s in largest)
         return jnp.concatenate([jnp.full(a.size, s) for a, s in ((x.q, q**2), (x.V, V), (x.theta, theta), (x.m, m))])
 
     @precise

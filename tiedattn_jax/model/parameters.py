@@ -24,7 +24,7 @@ from ..base.errors import InputError, array_of, as_number, require, require_kind
 from .checks import check_numbers
 
 MODELS = "model"  # name of the axis of a list of models, whose values are their places in it
-AnyModel: TypeAlias = Any  # a `Model` or a `WideLayer`
+AnyModel: TypeAlias = Any  # a `Model` or a `wide.Layer`
 Setter = Callable[[AnyModel, Number], AnyModel]
 Alpha = TypeVar("Alpha", bound=Number | None)
 
@@ -240,6 +240,12 @@ def axes_of(
         if names.count(name) > 1:
             raise InputError(name, f"must be given once, got it twice among {', '.join(names)}")
     return model, alpha, checked
+
+
+def is_number_of(model: Any, name: str) -> bool:
+    """Return whether a name is that of alpha, of numbers of a model, or of an entry or a part of these."""
+    field = name.partition("[")[0].partition(".")[0]
+    return name == "alpha" or field != name or eqx.is_inexact_array(getattr(model, "__dict__", {}).get(field))
 
 
 def scalar_parameters(model: Any) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..base.arrays import Number, inverse
 from ..base.derivatives import derivative_along, with_tangent
-from ..base.errors import InputError, is_concrete, require, require_kind, require_not_negative, require_takes
+from ..base.errors import Condition, InputError, Ranges, require_kind, require_not_negative, require_takes
 from ..base.report import Description, Printed, entries
 
 _MOST_SWEEPS = 500
@@ -38,6 +39,10 @@ class Penalty(Printed):
         """Weights at which p or its derivatives jump; averages are broken where the minimiser reaches them."""
         return ()
 
+    def in_range(self) -> Ranges:
+        """Return names and ranges of numbers, as `Model.in_range` does."""
+        return []
+
     def describe(self) -> Description:
         return Description("", numbers=[(name, entries(a)) for name, a in vars(self).items() if eqx.is_array(a)])
 
@@ -56,6 +61,10 @@ class L1(Penalty):
 
     def __init__(self, strength: Number):
         self.strength = require_not_negative(strength, "strength", jnp.result_type(float))
+
+    def in_range(self) -> Ranges:
+        holds = (self.strength >= 0) & (self.strength < np.inf)
+        return [("strength", holds, "zero or positive, and finite")]
 
     @property
     def kinks(self) -> tuple[float, ...]:
@@ -158,21 +167,19 @@ def _with_implicit_derivative(primals: Any, tangents: Any) -> Float[Array, "... 
     return jnp.sum(inverse(jacobian) * forcing[..., None, :], -1)
 
 
-def check_penalty(penalty: Any, lam: Number, even: bool) -> None:
-    """Check a penalty whose numbers are concrete.
+def penalty_conditions(penalty: Any, lam: Number, even: bool) -> Iterator[Condition]:
+    """Yield the conditions on the numbers of a penalty.
+
+    They are: its values are finite, convex and even; its `prox` is the minimiser; ridge or penalty bound the weights.
 
     Args:
         lam: ridge strength beside the penalty.
         even: whether ``p(-w) = p(w)`` must hold.
 
     Raises:
-        InputError: it is no `Penalty`; it lacks `value` or `prox`, or they take other arguments; its values do not have
-            the shape of the argument, are not finite, not convex or not even; its `prox` is not the minimiser; or
-            neither ridge nor penalty bounds the weights.
+        InputError: it is no `Penalty`; it lacks `value` or `prox`, or they take other arguments or return other shapes.
     """
     require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
-    if not is_concrete(penalty):
-        return
     name = type(penalty).__name__
     for method, form in (("value", "value(w)"), ("prox", "prox(v, c)")):
         if getattr(type(penalty), method) is getattr(Penalty, method):
@@ -184,19 +191,23 @@ def check_penalty(penalty: Any, lam: Number, even: bool) -> None:
     c = jnp.full_like(w, 0.7)
     values, minimisers = penalty.value(w), penalty.prox(w, c)
     for method, out in (("value", values), ("prox", minimisers)):
-        if np.shape(out) != w.shape or not np.all(np.isfinite(out)):
-            raise InputError("penalty", f"must have a finite {method} for every entry of an array, got {name}: {out!r}")
-    rounding = float(jnp.finfo(dtype).eps) ** 0.5 * (1 + float(jnp.max(jnp.abs(values))))
+        problem = f"must have a finite {method} for every entry of an array, got {name}: {out!r}"
+        is_whole = np.shape(out) == w.shape
+        yield Condition(jnp.isfinite(out) if is_whole else False, "penalty", problem=problem)
+    rounding = float(jnp.finfo(dtype).eps) ** 0.5 * (1 + jnp.max(jnp.abs(values)))
     middle = penalty.value(0.5 * (w[:, None] + w).ravel()).reshape(w.size, w.size)
-    if np.any(middle > 0.5 * (values[:, None] + values) + rounding):
-        raise InputError("penalty", f"must be convex, got {name}, whose value lies above a chord")
-    if even and not np.allclose(penalty.value(-w), values, atol=rounding):
-        raise InputError("penalty", f"must be even for a branch by name, got {name}: use branch=None with a start")
+    is_convex = middle <= 0.5 * (values[:, None] + values) + rounding
+    yield Condition(is_convex, "penalty", problem=f"must be convex, got {name}, whose value lies above a chord")
+    if even:
+        problem = f"must be even for a branch by name, got {name}: use branch=None with a start"
+        is_even = jnp.abs(penalty.value(-w) - values) <= rounding + 1e-5 * jnp.abs(values)
+        yield Condition(is_even, "penalty", problem=problem)
 
-    def cost(weights: Float[Array, " N"]) -> Float[np.ndarray, " N"]:
-        return np.asarray(0.5 * (weights - w) ** 2 + c * penalty.value(weights))
+    def cost(weights: Float[Array, " N"]) -> Float[Array, " N"]:
+        return 0.5 * (weights - w) ** 2 + c * penalty.value(weights)
 
-    if any(np.any(cost(minimisers + s) < cost(minimisers) - rounding) for s in (-0.1, -0.01, 0.01, 0.1)):
-        raise InputError("penalty", f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}")
-    growth = float(lam) + float(penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0])
-    require(growth > 0, "lam", lam, "positive where the penalty does not grow")
+    is_lowest = jnp.stack([cost(minimisers + s) >= cost(minimisers) - rounding for s in (-0.1, -0.01, 0.01, 0.1)])
+    problem = f"must have prox(v, c) = argmin_w (w - v)^2 / 2 + c value(w), got {name}"
+    yield Condition(is_lowest, "penalty", problem=problem)
+    growth = lam + penalty.value(jnp.full((1,), 10.0, dtype))[0] - penalty.value(jnp.zeros(1, dtype))[0]
+    yield Condition(growth > 0, "lam", lam, "positive where the penalty does not grow")

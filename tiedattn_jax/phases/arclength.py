@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Inexact
+from jax import lax
+from jaxtyping import Array, Bool, Float
 
 from ..averages.program import program
 from ..averages.recipes import SIZES, AnyNodes
@@ -17,8 +18,7 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import Number, StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
 from ..base.progress import Progress, in_parts
-from ..base.report import Description, Printed, entries, picture
-from ..base.results import Settings, Status, error_bar
+from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import ZERO, Coordinates, Overlaps, admissible, branch_of, label, magnitudes
 from ..model.parameters import Axis, Parameter, moved_number
@@ -26,7 +26,8 @@ from ..theory.engine import run, run_one
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
 from ..theory.solve import Problem, branch_start, check_alpha, check_start
-from ..theory.states import FixedPoint, State
+from ..theory.states import FixedPoint
+from .branch_path import BranchPath
 from .follow import prepared
 from .secant import Secant
 
@@ -37,73 +38,10 @@ _SHORTEST_STEP = 1e-4
 _LONGEST_STEP = 0.2  # relative to the sizes of overlaps and parameter at the start
 _MIN_COSINE = 0.7  # least cosine between two tangents: a sharper turn is more likely a jump to another branch
 _FOLD_POINTS = 200
-_FOLD_TOLERANCE, _FOLD_EVALUATIONS = 1e-6, 20  # relative accuracy along the arc, and maximum of evaluations
+# Relative accuracy along the arc of folds, pitchforks and crossings, and maximum number of evaluations.
+_TURN_TOLERANCE, _TURN_EVALUATIONS = 1e-6, 20
+_AT_LIMIT = "limit of the parameter"
 _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
-
-
-class BranchPath(Printed):
-    """A branch as a curve in arclength, on one replicate of the averages.
-
-    Attributes:
-        parameter: name of the parameter.
-        values: parameter at every point; not monotonic when there are folds.
-        states: the `State` at every point, leaves (n, ...).
-        eigenvalues: eigenvalues of DF, largest real part first; real numbers if all of them are real.
-        labels: branch that every point belongs to.
-        folds: values of the parameter at which the branch turns back; `mean_folds` adds their error bars.
-        fold_states: the states at the folds, leaves (1, ...).
-        pitchforks: values at which theta or m falls to zero and the branch turns into its mirror image.
-        pitchfork_states: the states there.
-        crossings: values at which an eigenvalue passes one away from a fold, so that another branch is born.
-        ends: why the path ends, on either side.
-    """
-
-    parameter: str
-    values: Float[np.ndarray, " n"]
-    states: State
-    eigenvalues: Inexact[np.ndarray, "n k"]
-    labels: tuple[str, ...]
-    folds: tuple[float, ...]
-    fold_states: tuple[State, ...]
-    pitchforks: tuple[float, ...]
-    pitchfork_states: tuple[State, ...]
-    crossings: tuple[float, ...]
-    ends: tuple[str, str]
-
-    @property
-    def overlaps(self) -> Overlaps:
-        """Order parameters along the path, leaves (n, ...)."""
-        return self.states.overlaps
-
-    def mean_folds(self, *others: BranchPath) -> list[tuple[float, float]]:
-        """Return the folds of a branch, (mean, error bar) in the order along it, from the paths of all replicates.
-
-        Paths with another number of folds than most, for instance shorter ones, are left out.
-        """
-        paths = self, *others
-        counts = [len(p.folds) for p in paths]
-        usual_count = max(set(counts), key=counts.count)
-        folds = zip(*(p.folds for p in paths if len(p.folds) == usual_count), strict=True)
-        return [(float(np.mean(v)), float(error_bar(jnp.array(v)))) for v in folds]
-
-    @property
-    def train_loss(self) -> Float[StateArray, " n"]:
-        """Training loss / d along the path."""
-        return self.states.train_loss
-
-    def describe(self) -> Description:
-        headline = f"{len(self.values)} points from {self.parameter} = {self.values[0]:g} to {self.values[-1]:g}"
-        numbers = [(name, entries(getattr(self, name))) for name in ("folds", "pitchforks", "crossings")]
-        details = [("branches", ", ".join(dict.fromkeys(self.labels))), ("ends", ", ".join(self.ends))]
-        return Description(headline, "", numbers, details)
-
-    plot = picture(
-        "theory.path_figure",
-        "order parameters and training loss along the path",
-        "order",
-        "train_loss",
-        many=lambda path: [path],
-    )
 
 
 _Place = Float[np.ndarray, " k1"]  # scaled coordinates of a point
@@ -136,7 +74,11 @@ class Setting(NamedTuple):
 def _expand(
     setting: Setting, replicate: Replicate, u: Float[Array, " k1"]
 ) -> tuple[Float[Array, " k1-1"], Float[Array, "k1-1 k1"], Bool[Array, ""]]:
-    """Return F(x) - x, its Jacobian, and whether x is admissible, at ``u = (overlaps, parameter)``."""
+    """Return F(x) - x, its Jacobian, and whether x is admissible, at ``u = (overlaps, parameter)``.
+
+    Rotations of the student's columns change no state. The part of F(x) - x along them is replaced by minus the motion
+    along them, so that steps and tangents do not rotate.
+    """
     coordinates = Coordinates(setting.model, setting.free)
 
     def at(u: Float[Array, " k1"]) -> tuple[Model, Float[StateArray, ""], Overlaps]:
@@ -144,7 +86,12 @@ def _expand(
 
     F, J, _ = expansion(at, replicate, u, setting.free)
     model, _, x = at(u)
-    return F - u[:-1], J - jnp.eye(u.size - 1, u.size, dtype=u.dtype), admissible(model, x)
+    r, J = F - u[:-1], J - jnp.eye(u.size - 1, u.size, dtype=u.dtype)
+    gauge = coordinates.gauge(x, jnp.ones_like(r))
+    if len(gauge):
+        along = gauge.T @ jnp.linalg.pinv(gauge.T)
+        r, J = r - along @ r, J - along @ J - jnp.pad(along, ((0, 0), (0, 1)))
+    return r, J, admissible(model, x)
 
 
 class _ArcPoint(NamedTuple):
@@ -159,7 +106,8 @@ class _ArcPoint(NamedTuple):
 class _Continuation:
     """Solution curve of one replicate in scaled coordinates, the parameter last. Methods that solve return paths."""
 
-    def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps):
+    def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps, limits: tuple[float, float]):
+        self.limits, self.turns = limits, dict[frozenset[bytes], _Place]()
         self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
         self.coordinates = Coordinates(setting.model, setting.free)
         value = setting.value
@@ -168,17 +116,24 @@ class _Continuation:
         self.active = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
         self.scale = np.append(np.asarray(self.coordinates.scale(x)), abs(value) or 1.0)
         self.start = (np.append(np.asarray(self.coordinates.pack(x)), value) / self.scale)[self.active]
+        self.bounds = np.array(limits) / self.scale[-1]
 
     def unscaled(self, w: Float[np.ndarray, " k1"]) -> Float[np.ndarray, " n1"]:
         # All coordinates in their own units, with zeros where symmetry imposes them.
         u = np.zeros(len(self.scale))
         u[self.active] = w * self.scale[self.active]
+        u[-1] = next((limit for limit, w_end in zip(self.limits, self.bounds, strict=True) if w[-1] == w_end), u[-1])
         return u
 
     def correct(self, w: Float[np.ndarray, " k1"], direction: Float[np.ndarray, " k1"]) -> Path:
-        """Path of Newton's method in the plane through `w` normal to `direction`; returns an `_ArcPoint`, or None."""
+        """Path of Newton's method in the plane through `w` normal to `direction`; returns an `_ArcPoint`, or None.
+
+        It gives up where a step leaves the limits, beyond which no model is looked at.
+        """
         guess, rows = w, self.active[:-1]
         for k in range(_STEPS):
+            if not self.bounds[0] <= w[-1] <= self.bounds[1]:
+                return None
             r, J, is_inside = yield Call(_expand, (self.setting, self.replicate, jnp.asarray(self.unscaled(w))))
             r = np.asarray(r)[rows] / self.scale[rows]
             J = np.asarray(J)[np.ix_(rows, self.active)] * self.scale[self.active] / self.scale[rows, None]
@@ -188,7 +143,12 @@ class _Continuation:
             if residual < _TOLERANCE:
                 tangent = np.linalg.svd(J)[2][-1]
                 return _ArcPoint(w, J, tangent * np.sign(tangent @ direction), k)
-            w = w + np.linalg.solve(np.vstack([J, direction]), np.append(-r, -(direction @ (w - guess))))
+            try:
+                w = w + np.linalg.solve(np.vstack([J, direction]), np.append(-r, -(direction @ (w - guess))))
+            except np.linalg.LinAlgError:  # at a point where branches cross
+                return None
+            if not np.any(direction[:-1]):  # the parameter stays, whatever the rounding error
+                w[-1] = guess[-1]
         return None
 
     def value(self, w: Float[np.ndarray, " k1"]) -> float:
@@ -202,24 +162,49 @@ class _Continuation:
         """Path that evaluates the state at a point of the curve."""
         return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
 
-    def march(self, first: _ArcPoint, step: float, limits: tuple[float, float], count: int) -> Path:
+    def march(self, first: _ArcPoint, step: float, count: int) -> Path:
         """Path that follows the curve from `first` along its tangent; returns the points and why they end."""
         points = [first]
         while len(points) < count:
             last = points[-1]
-            point = yield from self.correct(last.w + step * last.tangent, last.tangent)
+            point, at_limit = yield from self.advance(last, step)
+            if point is last:
+                return points, _AT_LIMIT
             if point is None or point.tangent @ last.tangent < _MIN_COSINE:
                 step /= 2
                 if step < _SHORTEST_STEP:
                     return points, "no further point was found"
                 continue
             points.append(point)
-            if not limits[0] <= self.value(point.w) <= limits[1]:
-                return points, "limit of the parameter"
+            if at_limit:
+                return points, _AT_LIMIT
             step = min(step * (1.5 if point.steps <= 3 else 0.7 if point.steps > 5 else 1.0), _LONGEST_STEP)
         return points, "number of points"
 
-    def march_both_ways(self, limits: tuple[float, float], step: float, count: int) -> Path:
+    def advance(self, last: _ArcPoint, step: float) -> Path:
+        """Path to the next point, which is on a limit if the tangent reaches it within the step.
+
+        Returns:
+            The point, `last` itself if it is on the limit already, or None if there is none, or if the curve turns
+            beyond a limit before it; and whether the point is on a limit.
+        """
+        slope = last.tangent[-1]
+        if slope == 0 or self.bounds[0] < last.w[-1] + step * slope < self.bounds[1]:
+            point = yield from self.correct(last.w + step * last.tangent, last.tangent)
+            if point is not None and point.tangent[-1] * slope < 0:
+                turn = yield from self.zero_between(last, point, lambda p: p.tangent[-1])
+                if turn is None:
+                    return None, False
+                self.turns[_key(last, point)] = turn.w
+            return point, False
+        end = self.bounds[int(slope > 0)]
+        if last.w[-1] == end:
+            return last, True
+        w = last.w + (end - last.w[-1]) / slope * last.tangent
+        w[-1] = end
+        return (yield from self.correct(w, np.sign(slope) * np.eye(len(w))[-1])), True
+
+    def march_both_ways(self, step: float, count: int) -> Path:
         """Path that follows the curve in both directions; returns the points in order, and why either side ends.
 
         Raises:
@@ -230,34 +215,64 @@ class _Continuation:
             raise InputError("start", "must be near a state, Newton's method found none from it")
         reversed_first = first._replace(tangent=-first.tangent)
         (forward, forward_end), (backward, backward_end) = yield [
-            self.march(p, step, limits, count) for p in (first, reversed_first)
+            self.march(p, step, count) for p in (first, reversed_first)
         ]
         return [*(p._replace(tangent=-p.tangent) for p in backward[:0:-1]), *forward], (backward_end, forward_end)
 
-    def turning_points(self, points: list[_ArcPoint]) -> Path:
-        """Path that locates every turn between neighbouring points; returns the coordinates of folds and pitchforks."""
-        places = [k for k, (p, q) in enumerate(pairwise(points)) if p.tangent[-1] * q.tangent[-1] < 0]
-        turns = yield [self.turning_point(points[k], points[k + 1]) for k in places]
+    def turning_points(self, points: list[_ArcPoint]) -> tuple[list[_Place], list[_Place]]:
+        """Return the coordinates of all folds and pitchforks, which `march` has located between neighbouring points."""
         folds, forks = list[_Place](), list[_Place]()
-        for k, turn in zip(places, turns, strict=True):
-            around = [self.overlaps(p.w) for p in points[max(k - 1, 0) : k + 3]]
-            (forks if _mirrored(self.setting.model, around, self.overlaps(turn)) else folds).append(turn)
+        for k, (p, q) in enumerate(pairwise(points)):
+            if p.tangent[-1] * q.tangent[-1] < 0:
+                turn = self.turns[_key(p, q)]
+                around = [self.overlaps(point.w) for point in points[max(k - 1, 0) : k + 3]]
+                (forks if _mirrored(self.setting.model, around, self.overlaps(turn)) else folds).append(turn)
         return folds, forks
 
-    def turning_point(self, a: _ArcPoint, b: _ArcPoint) -> Path:
-        """Path that locates the extremum of the parameter between two points; returns its coordinates."""
-        length, nearest = float((b.w - a.w) @ a.tangent), a
-        sign = -np.sign(a.tangent[-1])  # makes the slope of the parameter rise through zero from a to b
+    def crossing_values(self, points: list[_ArcPoint]) -> Path:
+        """Path that locates where an eigenvalue of DF passes one away from turning points; returns the parameters."""
+        pairs = [
+            (p, q)
+            for p, q in pairwise(points)
+            if p.tangent[-1] * q.tangent[-1] > 0 and _determinant(p) * _determinant(q) < 0
+        ]
+        located = yield [self.zero_between(p, q, _determinant) for p, q in pairs]
+        values = []
+        for (p, q), point in zip(pairs, located, strict=True):
+            share = _determinant(p) / (_determinant(p) - _determinant(q))
+            values.append(self.value(p.w + share * (q.w - p.w) if point is None else point.w))
+        return values
+
+    def zero_between(self, a: _ArcPoint, b: _ArcPoint, number: Callable[[_ArcPoint], float]) -> Path:
+        """Path that locates where a number of the points of the curve is zero between two points.
+
+        Returns:
+            The point, or None if Newton's method fails on the way, or the curve leaves the limits.
+        """
+        length, nearest = float((b.w - a.w) @ a.tangent), b
+        sign = -np.sign(number(a))  # makes the number rise through zero from a to b
         # `Secant` takes positive places only, so the arc from a to b is numbered from length to 2 length.
-        search = Secant(length, sign * a.tangent[-1], np.nan, length, 2 * length, 1.0)
-        search = search.updated(2 * length, sign * float(b.tangent[-1]))
-        for _ in range(_FOLD_EVALUATIONS):
+        search = Secant(length, sign * number(a), np.nan, length, 2 * length, 1.0)
+        search = search.updated(2 * length, sign * float(number(b)))
+        for _ in range(_TURN_EVALUATIONS):
             trial = search.next()
-            if abs(trial - search.x) <= _FOLD_TOLERANCE * length:
-                break
-            nearest = (yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)) or nearest
-            search = search.updated(trial, sign * float(nearest.tangent[-1]))
-        return nearest.w
+            if abs(trial - search.x) <= _TURN_TOLERANCE * length:
+                return nearest
+            nearest = yield from self.correct(a.w + (trial - length) * a.tangent, a.tangent)
+            if nearest is None:
+                return None
+            search = search.updated(trial, sign * float(number(nearest)))
+        return None
+
+
+def _key(a: _ArcPoint, b: _ArcPoint) -> frozenset[bytes]:
+    """Return what identifies the arc between two points, in either direction."""
+    return frozenset((a.w.tobytes(), b.w.tobytes()))
+
+
+def _determinant(point: _ArcPoint) -> float:
+    """Return the determinant of DF - 1, which is zero at turning points and where another branch is born."""
+    return float(np.linalg.det(point.J[:, :-1]))
 
 
 def _mirrored(model: Model, points: Sequence[Overlaps], turn: Overlaps) -> bool:
@@ -291,7 +306,7 @@ def trace_branch(
         model, alpha: setting at which the path starts.
         parameter: "alpha", the name of a number of the model, an entry such as "mixing[0,1]", or a number of your own,
             ``Axis("angle", value, put)`` with its value at the start.
-        limits: range of the parameter in which the branch is followed.
+        limits: range of the parameter in which the branch is followed; a path that reaches a limit ends exactly there.
         branch: symmetry that is imposed, as in `solve`; None imposes none.
         nodes: recipe of the averages, or number of nodes; by default `SIZES["path"]`, 2 replicates.
         start: state or overlaps near the first state; by default the branch is searched for on the coarse replicate.
@@ -304,8 +319,8 @@ def trace_branch(
         A `BranchPath` for every replicate; the scatter between them gives the error bars.
 
     Raises:
-        InputError: the parameter or branch is unknown, the limits do not contain the start, there is no state at the
-            start, or alpha, nodes, start, settings, step or points are of the wrong kind.
+        InputError: the parameter or branch is unknown, the limits do not contain the start or leave the model's range,
+            there is no state at the start, or alpha, nodes, start, settings, step or points are of the wrong kind.
     """
     nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
     branch = branch_of(branch).name
@@ -314,6 +329,7 @@ def trace_branch(
     value = setting.value
     requirement = f"two increasing numbers around {value}"
     low, high = array_of(limits, "limits", requirement, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
+    setting.parameter.check(lax.stop_gradient(model), np.array([low, high]), "limits")
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
@@ -328,7 +344,9 @@ def trace_branch(
     return run(paths, progress=progress)
 
 
-def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings) -> Path:
+def _continuation(
+    setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
+) -> Path:
     """Path that solves for the state near the start on one replicate; returns the `_Continuation` from there.
 
     Raises:
@@ -337,7 +355,7 @@ def _continuation(setting: Setting, nodes: Rule, number: int, start: Overlaps, s
     state = yield from setting.solve(nodes, number, start, settings, setting.value)
     if not state.has_state:
         raise InputError("start", f"must be near a state, got one with status {Status.name_of(state.status)}")
-    return _Continuation(setting, nodes, number, state.overlaps)
+    return _Continuation(setting, nodes, number, state.overlaps, limits)
 
 
 def _branch_path(
@@ -351,16 +369,12 @@ def _branch_path(
     count: int,
 ) -> Path:
     """Path of `trace_branch` on one replicate; returns a `BranchPath`."""
-    curve = yield from _continuation(setting, nodes, number, start, settings)
-    points, ends = yield from curve.march_both_ways(limits, step, count)
-    folds, forks = yield from curve.turning_points(points)
+    curve = yield from _continuation(setting, nodes, number, start, settings, limits)
+    points, ends = yield from curve.march_both_ways(step, count)
+    folds, forks = curve.turning_points(points)
+    crossings = yield from curve.crossing_values(points)
     states, fold_states, fork_states = yield [
         together([curve.state_at(w) for w in places]) for places in ([p.w for p in points], folds, forks)
-    ]
-    crossings = [
-        0.5 * (curve.value(p.w) + curve.value(q.w))
-        for p, q in pairwise(points)
-        if p.tangent[-1] * q.tangent[-1] > 0 and np.linalg.det(p.J[:, :-1]) * np.linalg.det(q.J[:, :-1]) < 0
     ]
     # The Jacobian is that of F(x) - x in scaled coordinates; scaling leaves its eigenvalues unchanged.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
@@ -396,11 +410,11 @@ def _nearest_fold(
 ) -> Path:
     """Path of `fold_near` on one replicate; returns the parameter and the state, or None."""
     try:
-        curve = yield from _continuation(setting, nodes, number, start, settings)
-        points, _ = yield from curve.march_both_ways(limits, _STEP, _FOLD_POINTS)
+        curve = yield from _continuation(setting, nodes, number, start, settings, limits)
+        points, _ = yield from curve.march_both_ways(_STEP, _FOLD_POINTS)
     except InputError:  # there is no state
         return None
-    folds, _ = yield from curve.turning_points(points)
+    folds, _ = curve.turning_points(points)
     candidates = [w for w in folds if limits[0] < curve.value(w) < limits[1]]
     if not candidates:
         return None

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..averages.recipes import SIZES, AnyNodes
+from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate
 from ..base.arrays import GivenArray, Number, indexed, spread_to
 from ..base.errors import InputError, require, require_choice
@@ -33,15 +33,15 @@ from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, moved_number
-from ..theory.engine import run_one
+from ..theory.engine import Paths, published
 from ..theory.observables import gen_error_in
-from ..theory.paths import Failure, Path
+from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
-from .follow import check_top_level, ends_of, prepared
-from .locate import Family, Guess, Zero, event_number, find_zero, zero_path
+from .follow import Family, check_top_level, ends_of, prepared
+from .locate import Guess, Zero, event_number, find_zero, zero_path
 from .places import Place, Walk, places_of, walk_path
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
@@ -49,8 +49,8 @@ RIDGES = (1e-5, 1.0)  # default range of the ridge
 # Meanings of the places at which the error is smallest but not stationary.
 PLACES = {
     "transition": "the global minimum changes its branch there, and the test error falls up to it and then jumps",
-    "lower end": "no smallest error: it falls down to there, {end}",
-    "upper end": "no smallest error: it falls up to there, {end}",
+    "lower end": "no smallest error: it falls down to there, and {end}",
+    "upper end": "no smallest error: it falls up to there, and {end}",
 }
 # Second derivatives are differences between x + this and x - this. Measured for d x / d alpha on the semantic branch at
 # alpha = 1.25, on lines of order 5: the finite difference changes it by .2 % at .1 and by 2 % at .2. The noise is 2 % a
@@ -66,6 +66,7 @@ _MARGIN = 0.05
 _CLOSE = 1.0  # distance in x from a transition below which the losses of both branches are compared on all replicates
 
 
+@published
 def best_ridge(
     model: Model,
     alpha: Number,
@@ -76,14 +77,14 @@ def best_ridge(
     bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Quantity:
+) -> Paths[Quantity]:
     """Find the ridge, or the value of another number of the model, at which the test error is smallest.
 
     The error is that of a branch, or that of the global minimum of the training loss. This is the positional or the
     semantic state, or the uninformed state if neither of them exists in the bracket. The global minimum changes its
     branch at a value of the ridge, and its error jumps there. If the error falls towards that transition, the smallest
     error is a limit, and the best ridge is the place of the transition. `jax.grad` of this function works, in the model
-    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(model, "best lam", ...)` treats many settings.
+    and in alpha (first derivatives). `jit` and `vmap` do not; `sweep(best_ridge, model, ...)` treats many settings.
 
     The range is first walked on the coarse replicate of the averages, in steps of a third of a factor of ten. Minima
     that are narrower than this can be missed.
@@ -111,10 +112,14 @@ def best_ridge(
             the model's range, or is missing for another number than the ridge; nodes or settings are of the wrong kind.
     """
     task = prepared_task(model, branch, nodes, number, bracket, settings)
-    alpha = check_alpha(model, alpha)
-    check_top_level(alpha)
-    optimum = run_one(best_path(task.at(*lax.stop_gradient((model, alpha)))), progress)
-    return best_of(task.at(model, alpha), optimum)
+    check_top_level(check_alpha(model, alpha))
+
+    def path(model: Model, alpha: Number) -> Path:
+        alpha = check_alpha(model, alpha)
+        optimum = yield from best_path(task.at(*lax.stop_gradient((model, alpha))))
+        return best_of(task.at(model, alpha), optimum)
+
+    return path
 
 
 def prepared_task(
@@ -124,10 +129,9 @@ def prepared_task(
     number: str | Axis,
     bracket: tuple[float, float] | None,
     settings: Settings | None,
-    size: int = SIZES["solve"],
 ) -> Task:
     """Check the arguments of `best_ridge` and fill in defaults; the alpha of the result is one."""
-    rule, tolerances = prepared(model, nodes, settings, size=size)
+    rule, tolerances = prepared(model, nodes, settings)
     branch = require_choice(branch, "branch", [*PAIR, None])
     fixed_model = lax.stop_gradient(model)
     parameter = moved_number(number, fixed_model, "number")
@@ -169,6 +173,7 @@ class Optimum(NamedTuple):
         error: test error of the branch there, with its derivatives.
         states: the states at `value` by the name of their branch: those of the branch and, at a transition, those of
             the other branch; empty before `best_path` adds them.
+        beyond: for the last value with a state, the next value of the walk, which has none.
     """
 
     kind: str
@@ -176,6 +181,7 @@ class Optimum(NamedTuple):
     zero: Zero
     error: Zero
     states: dict[str, State]
+    beyond: float | None = None
 
     @property
     def value(self) -> float:
@@ -184,21 +190,30 @@ class Optimum(NamedTuple):
 
 
 def best_path(task: Task) -> Path:
-    """Path that finds the value with the smallest test error; returns an `Optimum`, or None if there is no state."""
+    """Path that finds the value with the smallest test error; returns an `Optimum`.
+
+    If there is no state, it returns the `Status` as an integer: `absent`, or that of the searches that failed.
+    """
     walks = yield [walk_path(task.family, task.bracket, branch) for branch in task.branches]
     places = places_of(walks)
     if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
-        return (yield best_path(task._replace(branches=("uninformed",))))
+        optimum = yield best_path(task._replace(branches=("uninformed",)))
+        return optimum if isinstance(optimum, Optimum) else _merged(optimum, *(walk.status for walk in walks))
     paths = [_located(task, walks, p) for p in places if p.error <= (1 + _MARGIN) * places[0].error]
     optima = [optimum for optimum in (yield paths) if optimum is not None]
     if not optima:
-        return None
+        return _merged(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
     sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
     problems = [task.family.problem(best.value, walk.branch) for walk in sides]
     starts = [walk.nearest(np.log(best.value)) for walk in sides]
     states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
     return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
+
+
+def _merged(*statuses: int) -> int:
+    """Return the status of several searches that found nothing: nothing is absent where one of them failed."""
+    return max((status for status in statuses if status != Status.absent), default=int(Status.absent))
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
@@ -232,7 +247,9 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
         return None
     at_rest, slopes = jax.tree.map(np.zeros_like, error.rates), -np.ones_like(error.value)  # derivatives 0, not -0
     zero = Zero(error.at, error.states, 0 * error.value, at_rest, slopes, converged=True)
-    return Optimum(place.kind, place.branch, zero, error, {})
+    k = int(np.argmin(np.abs(walk.x - place.x))) + (1 if place.kind == "upper end" else -1)
+    beyond = float(np.exp(walk.x[k])) if 0 <= k < walk.x.size else None
+    return Optimum(place.kind, place.branch, zero, error, {}, beyond)
 
 
 def _at_transition(task: Task, walks: Sequence[Walk], place: Place, x: float) -> Path:
@@ -267,14 +284,21 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
 
     def look(value: float, xs: Sequence[Overlaps]) -> Path:
         """Path that returns the derivative of the error in x as a `Zero`."""
-        # The middle look gives the derivative, the outer ones the second derivatives.
+        # The middle value gives the derivative, the outer ones the second derivatives. Next to the end of a branch one
+        # of the outer ones has no state, and the middle one takes its place.
         values = value * np.exp([-_OFFSET, 0.0, _OFFSET])
         before, middle, after = looks = yield [_error(task, walk.branch, float(v), *xs) for v in values]
         errors[float(middle.at)] = middle
         by_x = [v * look.slopes for v, look in zip(values, looks, strict=True)]
-        rates = jax.tree.map(lambda a, b: (b - a) / (2 * _OFFSET), before.rates, after.rates)
-        slopes = (by_x[2] - by_x[0]) / (2 * _OFFSET * value)
-        return middle._replace(value=by_x[1], rates=rates, slopes=slopes)
+        known = [np.isfinite(slopes) for slopes in by_x]
+        width = np.where(known[0] | known[2], _OFFSET * (1.0 * known[0] + known[2]), np.nan)
+
+        def difference(before: Any, middle: Any, after: Any) -> Any:
+            ends = [np.where(spread_to(k, a), a, middle) for k, a in ((known[0], before), (known[2], after))]
+            return (ends[1] - ends[0]) / spread_to(width, middle)
+
+        rates = jax.tree.map(difference, before.rates, middle.rates, after.rates)
+        return middle._replace(value=by_x[1], rates=rates, slopes=difference(*by_x) / value)
 
     first = yield from find_zero(coarse_look, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
     if first.is_known:
@@ -282,7 +306,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
         (value,) = np.clip(values_of(first), low, high)
         guess = guess._replace(at=value, overlaps=(overlaps,))
     zero = yield from find_zero(look, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
-    if not zero.is_known:
+    if not zero.is_known or np.all(np.isnan(zero.slopes)):
         return None
     step = np.nanmean(zero.value) / (zero.at * zero.slope)
     zero = zero._replace(converged=bool(zero.slope > 0 and abs(step) < _TOLERANCE))
@@ -321,19 +345,22 @@ def numbers_of(optimum: Optimum) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (values, value_rates), (error.value + by_x * step, error_rates)
 
 
-def best_of(task: Task, optimum: Optimum | Failure | None) -> Quantity:
+def best_of(task: Task, optimum: Optimum | int) -> Quantity:
     """Convert what `best_path` returned to a result that is differentiable in the model and alpha of the task."""
     family, alpha = task.family, task.family.alpha
     assert alpha is not None
     branch = None if task.branches == PAIR else task.branches[0]
     number, fixed_alpha = family.number.name, lax.stop_gradient(alpha)
-    status, place, note = int(Status.absent), "nowhere", ""
+    place, note = "nowhere", ""
     states: tuple[FixedPoint, ...] = ()
-    if optimum is None or isinstance(optimum, Failure):
-        status = status if optimum is None else int(Status.nonfinite)
+    if not isinstance(optimum, Optimum):
+        status = optimum
         result = smallest = Quantity.of(jnp.full((1,), jnp.nan, family.model.lam.dtype), status=status)
         low, high = task.bracket
-        note = f"there is no {branch or 'positional, semantic or uninformed'} state from {low:g} to {high:g}"
+        name = branch or "positional, semantic or uninformed"
+        note = f"there is no {name} state from {low:g} to {high:g}"
+        if status != Status.absent:
+            note = f"no {name} state was settled from {low:g} to {high:g}: {Status.name_of(status)}"
     else:
         place = optimum.kind
         at_value, _ = family.number.set(lax.stop_gradient(family.model), None, optimum.value)
@@ -349,8 +376,8 @@ def best_of(task: Task, optimum: Optimum | Failure | None) -> Quantity:
         if status > Status.stalled:
             note = f"the search near {number} = {optimum.value:.4g} did not settle: {Status.name_of(status)}"
         elif place != "inside":
-            at_end = bool(np.isclose(optimum.value, task.bracket[place == "upper end"]))
-            end = "the end of the bracket" if at_end else "beyond which no state was found"
+            at_end = optimum.beyond is None
+            end = "the bracket ends there" if at_end else f"there is no state at {number} = {optimum.beyond:.4g}"
             note = PLACES[place].format(end=end)
     return dataclasses.replace(
         result,

@@ -6,27 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.arrays import AnyArray, spread_to
 from ..base.errors import InputError, require, require_choice
 from ..base.files import Tabular, write_whole
 from ..base.report import Description, with_error
-from ..base.results import Result, Status, error_bar, quorum
+from ..base.results import Result, Status, quorum
 from ..model.overlaps import PAIR
-from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint, State
-from .events import ALPHA_L, as_event, baseline_branch
-from .questions import ORDER_AXES, dataset, entries_by_name, numbers_of_states
-from .table import Missing, Table
-
-_Scale: TypeAlias = Callable[[Any], Any]  # of numbers or arrays
+from .boundaries import Rows, summary
+from .cells import ORDER_AXES, dataset, entries_by_name
+from .follow import is_absent
+from .table import Table
 
 REGIONS = (
     "unsolved",
@@ -49,6 +45,8 @@ class PhaseDiagram(Result, Tabular):
         x, y: names and values of the two parameters.
         positional, semantic: states of the branches in all cells, batches (y, x). Where a branch is absent, these are
             numbers of the uninformed state, in which its search ended.
+        crossings: alpha_c, and by how much both branches beat the linear baseline there, where the grid does not
+            tell alpha_c and it was searched: rows along alpha, these three, replicates. NaN in other rows.
         attrs: all settings: the model and its numbers, alpha, nodes, tolerances, version, and their fingerprint.
     """
 
@@ -57,6 +55,7 @@ class PhaseDiagram(Result, Tabular):
     positional: FixedPoint
     semantic: FixedPoint
     attrs: dict[str, Any]
+    crossings: Float[np.ndarray, "A 3 R"] | None = None
 
     def _both(self, read: Callable[[FixedPoint], Any]) -> Shaped[np.ndarray, "branch ..."]:
         """Return what `read` returns for the branches in the order of `PAIR`."""
@@ -85,7 +84,7 @@ class PhaseDiagram(Result, Tabular):
     @property
     def absent(self) -> Bool[np.ndarray, "branch Y X"]:
         """Whether the search established that a cell lacks a branch."""
-        return np.asarray(~quorum(~(self._has_state | (self._statuses == Status.absent)))) & ~self.exists
+        return self._both(lambda branch: is_absent(branch.replicates))
 
     @property
     def solved(self) -> Bool[np.ndarray, "Y X"]:
@@ -106,7 +105,7 @@ class PhaseDiagram(Result, Tabular):
     @property
     def loss_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
         """Training loss, positional minus semantic, and its error bar; NaN where a branch is missing."""
-        return _summary(np.subtract(*self._where_a_state(lambda state: state.train_loss)))
+        return summary(np.subtract(*self._where_a_state(lambda state: state.train_loss)))
 
     @property
     def uninformed(self) -> Bool[np.ndarray, "Y X"]:
@@ -124,17 +123,19 @@ class PhaseDiagram(Result, Tabular):
     def winner(self) -> Int[np.ndarray, "Y X"]:
         """State with the lowest training loss, an index into `MINIMA`: 0 positional, 1 semantic, 2 uninformed, -1 none.
 
-        The uninformed state counts in cells that lack both branches; see `uninformed`.
+        The uninformed state counts in cells that lack both branches; see `uninformed`. It is not known in a cell where
+        the search for a branch failed.
         """
-        loss = np.where(self.exists, _summary(self._where_a_state(lambda state: state.train_loss))[0], np.inf)
-        return np.where(np.isfinite(loss).any(0), loss.argmin(0), np.where(self.uninformed, 2, -1))
+        loss = np.where(self.exists, summary(self._where_a_state(lambda state: state.train_loss))[0], np.inf)
+        known = self.solved & np.isfinite(loss).any(0)
+        return np.where(known, loss.argmin(0), np.where(self.uninformed, 2, -1))
 
     @cached_property
     def global_minimum(self) -> FixedPoint:
         """The state of the global minimum of the training loss in all cells, a batch (y, x).
 
         This is the branch with the lower training loss, or the uninformed state in cells that lack both. Where none is
-        known its numbers are NaN, and the status is `nonfinite`.
+        known its numbers are NaN, and the status is that of the search that failed, or `nonfinite`.
         """
         ended = np.all(self._statuses == Status.absent, 0)  # replicates whose searches ended in the uninformed state
         kinds = np.where(self.winner < 2, self.winner, -1)[..., None] + 0 * ended
@@ -146,14 +147,16 @@ class PhaseDiagram(Result, Tabular):
             return np.select([kind == k for k in range(len(MINIMA))], [positional, semantic, middle], np.nan)
 
         states = jax.tree.map(pick, self.positional.replicates, self.semantic.replicates)
-        status = np.select([kinds == 0, kinds == 1, kinds == 2], [*self._statuses, 0 * kinds], int(Status.nonfinite))
+        failed = np.where(self._has_state | (self._statuses == Status.absent), 0, self._statuses).max(0)
+        unknown = np.where(failed > 0, failed, int(Status.nonfinite))
+        status = np.select([kinds == 0, kinds == 1, kinds == 2], [*self._statuses, 0 * kinds], unknown)
         return FixedPoint(self.positional.model, self.positional.alpha, replace(states, status=status), None)
 
     @property
     def gen_difference(self) -> tuple[Float[np.ndarray, "Y X"], Float[np.ndarray, "Y X"]]:
         """Test error of the global minimum minus that of the linear baseline, and its error bar."""
         states = self.global_minimum.replicates
-        return _summary(np.where(states.has_state, states.gen_error - states.gen_error_linear, np.nan))
+        return summary(np.where(states.has_state, states.gen_error - states.gen_error_linear, np.nan))
 
     @property
     def region(self) -> Int[np.ndarray, "Y X"]:
@@ -203,6 +206,9 @@ class PhaseDiagram(Result, Tabular):
     def alpha_c(self) -> Table:
         """Return where the losses of the branches cross, by cubic Hermite interpolation with exact slopes.
 
+        Between cells that do not both have both branches, it is what `phase_diagram` found by a search. An alpha_c that
+        is not known has a reason, which names the interval.
+
         Raises:
             InputError: alpha is not an axis.
         """
@@ -223,37 +229,32 @@ class PhaseDiagram(Result, Tabular):
         if "alpha" not in names:
             raise InputError("alpha", f"must be one of the axes for curves in alpha, got axes={names}")
         (_, alpha), other_axis = (self.x, self.y) if names[0] == "alpha" else (self.y, self.x)
-        masked = (
+        numbers: tuple[Any, ...] = (
             self._where_a_state(lambda state: state.train_loss),
             self._where_a_state(lambda state: state.train_loss_partials[1]),
             self._where_a_state(lambda state: state.gen_error_linear - state.gen_error),
+            self.absent,
+            self.status,
         )
-        loss, slope, gain = (a if names[0] == "alpha" else np.swapaxes(a, 1, 2) for a in masked)
-        difference, rate = np.subtract(*loss), np.subtract(*slope)
-        critical, linear, linear_check = np.full((3, len(other_axis[1]), loss.shape[-1]), np.nan)
-        for i, j in np.ndindex(critical.shape):
-            critical[i, j] = _rise(_spline(alpha, difference[i, :, j], rate[i, :, j]))
-        critical_boundary = _events("alpha_c", *other_axis, *_summary(critical))
-
-        def beats(i: int, j: int, scale: _Scale, inverse: _Scale) -> float:
-            splines, exchange = [_spline(scale(alpha), branch[i, :, j]) for branch in gain], critical_boundary.alpha[i]
-            early, late = (spline is not None and spline(scale(exchange)) >= 0 for spline in splines)
-            before, after = (inverse(_rise(spline)) for spline in splines)
-            return (before, critical[i, j], after)[int(baseline_branch(early, late))]
-
-        for i, j in np.ndindex(linear.shape):
-            linear[i, j] = beats(i, j, lambda a: -1 / a, lambda u: -1 / u)
-            linear_check[i, j] = beats(i, j, lambda a: a, lambda u: u)
-        alpha_l, bar = _summary(linear)
-        bar = np.hypot(bar, np.nan_to_num(np.abs(_summary(linear_check)[0] - alpha_l)))
-        return critical_boundary, _events(ALPHA_L, *other_axis, alpha_l, bar)
+        gain = -self.gen_difference[0]
+        cells: tuple[Any, ...] = self.winner, np.where(np.isnan(gain), np.nan, gain > 0)
+        if names[0] != "alpha":
+            numbers = tuple(np.swapaxes(a, 1, 2) for a in numbers)
+            cells = tuple(a.T for a in cells)
+        blank = np.full((len(other_axis[1]), 3, numbers[0].shape[-1]), np.nan)
+        crossings = blank if self.crossings is None else self.crossings
+        return Rows(other_axis, alpha, *(*numbers, *cells, crossings)).boundaries()
 
     # Files
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per cell: settings, region, and numbers of the global minimum and of both branches."""
+        return [dict(row) for row in self._rows]
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
         difference, bar = self.loss_difference
-        numbers = dict(zip(PAIR, map(numbers_of_states, (self.positional, self.semantic)), strict=True))
+        numbers = {"positional": self.positional.numbers(), "semantic": self.semantic.numbers()}
         region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
         minimum = self._minimum_columns()
         rows = []
@@ -277,13 +278,12 @@ class PhaseDiagram(Result, Tabular):
         Raises:
             InputError: the table has no column of this name.
         """
-        rows = self.table()
-        return np.array([row[require_choice(name, "name", row)] for row in rows]).reshape(self.region.shape)
+        return np.array([row[require_choice(name, "name", row)] for row in self._rows]).reshape(self.region.shape)
 
     def _minimum_columns(self) -> dict[str, Shaped[np.ndarray, "Y X"]]:
         """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
         columns = {"global_minimum": np.array([*MINIMA, ""])[self.winner]}
-        numbers = numbers_of_states(self.global_minimum)
+        numbers = self.global_minimum.numbers()
         for name in ("train_loss", "gen_error"):
             mean, bar = numbers[name]
             columns |= {f"global_minimum_{name}": mean, f"global_minimum_{name}_stderr": bar}
@@ -343,9 +343,11 @@ class PhaseDiagram(Result, Tabular):
         by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
         labels = {k: getattr(self, k) for k in ("exists", "stable", "status")}
         labels |= {k: (cell, values) for k, values in by_cell.items()}
-        branches = [numbers_of_states(branch) for branch in (self.positional, self.semantic)]
+        branches = [branch.numbers() for branch in (self.positional, self.semantic)]
         numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
-        return dataset(coordinates, numbers, labels, self.attrs)
+        # Parts of a grid differ in their fingerprints, and xarray would refuse to combine them.
+        attrs = {name: value for name, value in self.attrs.items() if name != "fingerprint"}
+        return dataset(coordinates, numbers, labels, attrs)
 
     def to_html(self, path: Path | str) -> None:
         """Write the diagram as one page of HTML, to open in any browser: it needs no network and no library.
@@ -383,50 +385,3 @@ class PhaseDiagram(Result, Tabular):
         from ..plotting.diagrams import diagram_figure
 
         return diagram_figure(self, boundaries, ax=ax, losses=losses)
-
-
-def _events(
-    event: str,
-    name: str,
-    values: Float[np.ndarray, " A"],
-    alphas: Float[np.ndarray, " A"],
-    bars: Float[np.ndarray, " A"],
-) -> Table:
-    """Return the table of an event that was read off a diagram."""
-    nowhere, converged = Missing(f"there is no {event} between the cells", int(Status.absent)), jnp.asarray(0)
-    numbers: Any = zip(map(np.asarray, alphas), map(np.asarray, bars), strict=True)  # jax would round in float32
-    cells = [
-        as_event(Quantity(alpha, bar, converged), event) if np.isfinite(alpha) else nowhere for alpha, bar in numbers
-    ]
-    return Table.of_event(event, name, values, cells, np.full(len(values), np.nan))
-
-
-def _spline(
-    alpha: Float[np.ndarray, " A"], values: Float[np.ndarray, " A"], slopes: Float[np.ndarray, " A"] | None = None
-) -> PPoly | None:
-    """Interpolate the finite values of a function by cubics, with its slopes if given; None if there are too few."""
-    finite = np.isfinite(values)
-    if finite.sum() < (4 if slopes is None else 2):
-        return None
-    if slopes is None:
-        return CubicSpline(alpha[finite], values[finite])
-    return CubicHermiteSpline(alpha[finite], values[finite], slopes[finite])
-
-
-def _rise(spline: PPoly | None) -> float:
-    """Return the last root at which a function rises, NaN if there is none."""
-    if spline is None:
-        return np.nan
-    roots = spline.roots(extrapolate=False)
-    rising = roots[spline(roots, 1) > 0]
-    return rising[-1] if len(rising) else np.nan
-
-
-def _summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
-    """Return the mean over the last axis (replicates), ignoring NaN, and its error bar, in the dtype of the values.
-
-    Without `jax_enable_x64` jax computes in float32. Deviations from the mean keep their digits there.
-    """
-    mean = np.ma.masked_invalid(values).mean(-1).filled(np.nan)
-    deviations = np.moveaxis(values - mean[..., None], -1, 0)
-    return mean, np.asarray(error_bar(deviations), deviations.dtype)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import REPLICATES, Rule
@@ -28,8 +28,9 @@ from ..base.results import Settings, Status, classify, mean_of_existing, quorum
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
+from ..model.parameters import Parameter
 from ..theory.paths import Path
-from ..theory.solve import Problem, branch_start, with_replicate_axis
+from ..theory.solve import Problem, branch_start
 from ..theory.states import FixedPoint, State
 
 
@@ -65,6 +66,20 @@ def ends_of(bracket: tuple[float, float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def with_replicate_axis(x: Overlaps, replicates: int) -> Overlaps:
+    """Give overlaps a leading replicate axis, on the host, unless they have one.
+
+    Overlaps of another number of replicates become those of the mean of the finite ones.
+    """
+    if x.m.ndim == 3 and len(x.m) == replicates:
+        return x
+    if x.m.ndim == 3:
+        rows = np.concatenate([np.asarray(a).reshape(len(x.m), -1) for a in jax.tree.leaves(x)], 1)
+        is_finite = np.isfinite(rows).all(1)
+        x = jax.tree.map(lambda a: np.mean(np.asarray(a)[is_finite | ~is_finite.any()], 0), x)
+    return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (replicates, *np.shape(a))), x)
+
+
 def check_top_level(*values: PyTree) -> None:
     """Raise an `InputError` if numbers are traced: searches over settings are Python loops and need their values.
 
@@ -73,6 +88,12 @@ def check_top_level(*values: PyTree) -> None:
     if is_tracing() or not is_concrete(lax.stop_gradient(values)):
         text = "must have concrete numbers here, got one under a jax transformation such as jit or vmap"
         raise InputError("model", f"{text}: call this function outside of it, or sweep for many models at once")
+
+
+def is_absent(states: State) -> Bool[np.ndarray, "..."]:
+    """Return whether searches, on the last axis, established that there is no state: fewer than half of them failed."""
+    exists, absent = np.asarray(states.has_state), np.asarray(states.status) == Status.absent
+    return np.asarray(~quorum(exists) & ~quorum(~(exists | absent)))
 
 
 CURVE_SETTINGS = Settings(tol=1e-4, max_steps=20)
@@ -229,23 +250,80 @@ def _with_status(state: State, status: Status) -> State:
     return replace(state, status=jnp.full_like(state.status, status))
 
 
-def walk(model: Model, alphas: Sequence[float], branch: str | None, nodes: Rule, settings: Settings) -> Iterator[Path]:
-    """Return one path per alpha that solves a branch there; they run in the order given, each returns a `FixedPoint`.
+def walk(
+    places: Sequence[tuple[Model, Number, float]], branch: str | None, nodes: Rule, settings: Settings
+) -> Iterator[Path]:
+    """Return one path per place that solves a branch there; they run in the order given, each returns a `FixedPoint`.
 
-    Only the first alpha uses the damped steps of `settings`, because only its start may be far from the branch.
+    Only the first place uses the damped steps of `settings`, because only its start may be far from the branch.
+
+    Args:
+        places: model, alpha, and the value of the number that changes.
     """
+    model, _, value = places[0]
     start, free = branch_start(model, branch), np.asarray(branch_of(branch).free(model))
-    warm = WarmStart.begin(start, alphas[0], nodes.replicates)
+    warm = WarmStart.begin(start, value, nodes.replicates)
     follower = Follower(nodes, settings, free, start)
 
-    def step(alpha: float) -> Path:
+    def step(model: Model, alpha: Number, value: float) -> Path:
         nonlocal warm, follower
-        alpha_array = np.asarray(alpha, model.lam.dtype)
-        warm, state = yield from follower.advance(model, alpha_array, alpha, warm)
+        alpha = np.asarray(alpha, model.lam.dtype)
+        warm, state = yield from follower.advance(model, alpha, value, warm)
         follower = replace(follower, settings=eqx.tree_at(lambda s: s.warm_steps, settings, np.asarray(0)))
-        return FixedPoint(model, jnp.asarray(alpha_array), state, branch)
+        return FixedPoint(model, jnp.asarray(alpha), state, branch)
 
-    return (step(alpha) for alpha in alphas)
+    return (step(*place) for place in places)
+
+
+def along_alpha(model: Model, alphas: Sequence[float] | Float[np.ndarray, " A"]) -> list[tuple[Model, Number, float]]:
+    """Return the places of a walk through these alphas."""
+    return [(model, alpha, float(alpha)) for alpha in alphas]
+
+
+class Family(NamedTuple):
+    """Settings along one number, and how their states are solved. All arguments have been checked.
+
+    Attributes:
+        model: the model; concrete numbers.
+        nodes, settings: averaging rule and tolerances.
+        number: the number along which an event is searched.
+        alpha: samples per dimension if the number is another one.
+    """
+
+    model: Model
+    nodes: Rule
+    settings: Settings
+    number: Parameter = Parameter("alpha")
+    alpha: Float[GivenArray, ""] | None = None
+
+    def of(self, model: Model) -> Family:
+        """Return the settings of another model, whose numbers are held."""
+        return self._replace(model=lax.stop_gradient(model))
+
+    def problem(self, value: float, branch: str | None) -> Problem:
+        """Return a branch at one value of the number."""
+        model, alpha = self.number.set(self.model, self.alpha, value)
+        assert alpha is not None
+        return Problem(model, np.asarray(alpha), self.nodes, np.asarray(branch_of(branch).free(model)), self.settings)
+
+    def derivatives(
+        self, value: float, by_model: Model, by_alpha: Float[GivenArray, " R"]
+    ) -> tuple[PyTree[Float[GivenArray, "R ..."]], Float[GivenArray, " R"]]:
+        """Return derivatives in the other numbers of the setting, and in the number itself at one value of it.
+
+        The other numbers are those of the model or, along one of these, those of the model and alpha.
+
+        Args:
+            by_model, by_alpha: derivatives in the model at the value, and in alpha, with a leading axis of replicates.
+        """
+        if self.number.name == "alpha":
+            return by_model, by_alpha
+        at_value, pull = jax.vjp(
+            lambda model, v: self.number.set(model, None, v)[0], self.model, jnp.asarray(value, self.model.lam.dtype)
+        )
+        gradients = jax.tree.map(lambda g, a: jnp.asarray(g, a.dtype), by_model, jax.vmap(lambda _: at_value)(by_alpha))
+        rates, slopes = jax.vmap(pull)(gradients)
+        return jax.tree.map(np.asarray, ((rates, by_alpha), slopes))
 
 
 @eqx.filter_jit

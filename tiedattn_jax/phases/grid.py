@@ -19,7 +19,6 @@ from ..base import VERSION
 from ..base.arrays import AnyArray, GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
-from ..base.kinds import with_other_forms
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
@@ -27,10 +26,12 @@ from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import MODELS, Axis
 from ..theory import engine
 from ..theory.paths import Failure, Path
-from ..theory.solve import Problem, with_replicate_axis
+from ..theory.solve import Problem
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
-from .follow import Follower, WarmStart, pair_free, pair_start, prepared
+from .events import EVENTS
+from .follow import Family, Follower, WarmStart, is_absent, pair_free, pair_start, prepared, with_replicate_axis
+from .locate import zero_path
 from .sweep import Grid
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
@@ -40,7 +41,6 @@ _PATIENCE = 2  # factor of the Newton steps in the first cells and when a cell i
 _WARM_STEPS = 300  # least number of damped steps from a start that may be far
 
 
-@with_other_forms
 def phase_diagram(
     model: Model | Sequence[Model | tuple[Model, Any]],
     *axes: Axis,
@@ -94,7 +94,7 @@ def phase_diagram(
             alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
-    cells = Grid.of(model, axes, numbers, with_alpha=True, planar=True)
+    cells = Grid.of(model, axes, numbers, asked="phase_diagram", with_alpha=True, planar=True)
     nodes, settings = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
@@ -114,6 +114,7 @@ def phase_diagram(
     try:
         states = grid.solve(engine, store, report)
         (states,) = engine.run([grid.retry(states, store, report)])
+        crossings = engine.run([grid.crossings(states)])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
         hint = "nothing is kept: a folder out= keeps finished tracks"
         if out is not None:
@@ -132,12 +133,12 @@ def phase_diagram(
         "model": type(cells.models[0]).__name__,
         "numbers": {name: value for name, value in constant.items() if name not in names},
         "alpha": float(grid.alphas[0, 0]) if "alpha" not in names and np.ptp(grid.alphas) == 0 else None,
-        "nodes": {"rule": type(nodes.stack).__name__, "size": nodes.size, "replicates": nodes.replicates},
+        "nodes": nodes.described(),
         "settings": {name: a.tolist() for name, a in named(settings).items()},
         "version": VERSION,
         "fingerprint": digest,
     }
-    return PhaseDiagram((x.name, x.values), (y.name, y.values), positional, semantic, attrs)
+    return PhaseDiagram((x.name, x.values), (y.name, y.values), positional, semantic, attrs, crossings)
 
 
 def _devices(count: int | None) -> list[jax.Device]:
@@ -347,6 +348,36 @@ class _Grid(NamedTuple):
         alpha = np.asarray(self.alphas[cell.row, cell.column], model.lam.dtype)
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
         return jax.tree.map(np.asarray, state)
+
+    def crossings(self, cells: State) -> Path:
+        """Path that searches alpha_c where the grid does not tell it; returns `PhaseDiagram.crossings`.
+
+        It searches between neighbouring cells of a row, if the global minimum turns from positional to semantic there
+        and one of the cells lacks a branch; in every row between the last such cells.
+        """
+        known, exists = np.asarray(has_state(cells.status, cells.residual)), _exists(cells)
+        losses = np.where(known & exists[..., None], cells.train_loss, np.nan)
+        means = np.ma.masked_invalid(losses).mean(-1).filled(np.inf)
+        solved = np.all(exists | is_absent(cells), 0)
+        winner = np.where(solved & np.isfinite(means).any(0), means.argmin(0), -1)
+        turns = (winner[:, :-1] == 0) & (winner[:, 1:] == 1)
+        places = {int(row): int(column) for row, column in np.argwhere(turns)}
+        places = {row: k for row, k in places.items() if not exists[:, row, k : k + 2].all()}
+        zeros = yield [self.crossing(cells, exists, row, k) for row, k in places.items()]
+        crossings = np.full((len(self.alphas), 3, self.nodes.replicates), np.nan)
+        for row, zero in zip(places, zeros, strict=True):
+            if zero.converged:
+                gains = [s.gen_error_linear - s.gen_error for s in zero.states]
+                crossings[row] = np.where(np.isnan(zero.value), np.nan, [zero.at - zero.value / zero.slopes, *gains])
+        return crossings
+
+    def crossing(self, cells: State, exists: Bool[np.ndarray, "branch rows columns"], row: int, column: int) -> Path:
+        """Path that searches alpha_c between a cell and the next one, from the states of either; returns a `Zero`."""
+        low, high = self.alphas[row, column : column + 2].tolist()
+        family = Family(indexed(self.models, (row, column)), self.nodes, with_more_steps(self.settings))
+        places = [(b, row, column if exists[b, row, column] else column + 1) for b in range(len(PAIR))]
+        starts = [_mean_overlaps(indexed(cells, place)) for place in places]
+        return (yield from zero_path(EVENTS["alpha_c"], family, bracket=(low, high), starts=starts))
 
 
 _TRACK, _RETRY = "track-", "retry-"

@@ -28,21 +28,20 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..averages.program import program
-from ..averages.rules import COARSE, Rule
+from ..averages.rules import COARSE
 from ..base.arrays import AnyArray, GivenArray, Number, indexed, spread_to, stacked
 from ..base.errors import InputError
-from ..base.results import Settings, Status, quorum
+from ..base.results import Status, quorum
 from ..model.model import Model
-from ..model.overlaps import Overlaps, branch_of
-from ..model.parameters import Parameter
+from ..model.overlaps import Overlaps
 from ..theory.equations import Equations
 from ..theory.paths import Call, Path
 from ..theory.quantities import Quantity
-from ..theory.solve import Problem, with_replicate_axis
+from ..theory.solve import Problem
 from ..theory.states import FixedPoint, State
 from .arclength import Setting, fold_near
 from .events import Event, Observable, as_event
-from .follow import walk
+from .follow import Family, along_alpha, is_absent, walk, with_replicate_axis
 from .secant import Secant, zero_between
 from .table import Table
 
@@ -50,49 +49,7 @@ MAX_EVALUATIONS = 12  # maximum number of places at which the states of all repl
 SEARCH = np.geomspace(3.0, 0.05, 19)  # alphas that are searched if nothing is known about an event
 _TOLERANCE = 1e-3  # relative step that is the last one; the extrapolated zero is accurate to its square
 _COARSE = 1e-3  # relative tolerance on the coarse replicate, whose own error is about as large
-_LONGEST_FINAL_STEP = 0.1  # relative step above which the search has not converged
-
-
-class Family(NamedTuple):
-    """Settings along one number, and how their states are solved. All arguments have been checked.
-
-    Attributes:
-        model: the model; concrete numbers.
-        nodes, settings: averaging rule and tolerances.
-        number: the number along which an event is searched.
-        alpha: samples per dimension if the number is another one.
-    """
-
-    model: Model
-    nodes: Rule
-    settings: Settings
-    number: Parameter = Parameter("alpha")
-    alpha: Float[GivenArray, ""] | None = None
-
-    def problem(self, value: float, branch: str | None) -> Problem:
-        """Return a branch at one value of the number."""
-        model, alpha = self.number.set(self.model, self.alpha, value)
-        assert alpha is not None
-        return Problem(model, np.asarray(alpha), self.nodes, np.asarray(branch_of(branch).free(model)), self.settings)
-
-    def derivatives(
-        self, value: float, by_model: Model, by_alpha: Float[GivenArray, " R"]
-    ) -> tuple[PyTree[Float[GivenArray, "R ..."]], Float[GivenArray, " R"]]:
-        """Return derivatives in the other numbers of the setting, and in the number itself at one value of it.
-
-        The other numbers are those of the model or, along one of these, those of the model and alpha.
-
-        Args:
-            by_model, by_alpha: derivatives in the model at the value, and in alpha, with a leading axis of replicates.
-        """
-        if self.number.name == "alpha":
-            return by_model, by_alpha
-        at_value, pull = jax.vjp(
-            lambda model, v: self.number.set(model, None, v)[0], self.model, jnp.asarray(value, self.model.lam.dtype)
-        )
-        gradients = jax.tree.map(lambda g, a: jnp.asarray(g, a.dtype), by_model, jax.vmap(lambda _: at_value)(by_alpha))
-        rates, slopes = jax.vmap(pull)(gradients)
-        return jax.tree.map(np.asarray, ((rates, by_alpha), slopes))
+_LONGEST_FINAL_STEP = 0.1  # relative step above which a zero between two states has not converged
 
 
 class Guess(NamedTuple):
@@ -137,7 +94,12 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
     if set(event.branches) <= set(curves):
         guesses = crossings(event, [curves[b] for b in event.branches])
-        return next((guess for guess in guesses if low <= guess.at <= high), None)
+        guess = next((guess for guess in guesses if low <= guess.at <= high), None)
+        if guess is None:
+            return None
+        # On other averages than those of the curves the event may lie beyond their neighbouring points.
+        width = guess.high - guess.low
+        return guess._replace(low=max(guess.low - width, 0.5 * guess.low), high=guess.high + width)
     states = [points[b] for b in event.branches if b in points]
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
@@ -189,7 +151,7 @@ class Zero(NamedTuple):
         states: the states there.
         value: the event's number in every replicate, NaN in those that lack a state.
         rates: its derivatives in the other numbers of the setting, see `Family.derivatives`; None if not requested.
-        slopes: its derivative in the number that is searched; NaN if not requested.
+        slopes: its derivative in the number that is searched; NaN if not requested, and where the number is NaN.
         slope: mean of `slopes`, or the slope of the secant.
         converged: whether the search converged.
     """
@@ -219,8 +181,14 @@ def event_path(event: Event, family: Family, guess: Guess | None = None, *, exac
     Raises:
         InputError: there is no event at the alphas `SEARCH`.
     """
+    unsettled = list[Sequence[FixedPoint]]()
     if guess is None:
-        guess = yield from guess_among(event, family, SEARCH)
+        guess = yield from guess_among(event, family, SEARCH, unsettled)
+    if guess is None and unsettled:  # the event may be where the search failed
+        unknown = np.full(family.nodes.replicates, np.nan)
+        return Zero(
+            np.asarray(unsettled[0][0].alpha), tuple(p.replicates for p in unsettled[0]), unknown, None, unknown
+        )
     if guess is None:
         what = "there is none" if event.value else f"the {event.branches[0]} branch does not end"
         raise InputError("event", f"must happen, {what} for alpha from {SEARCH[-1]:g} to {SEARCH[0]:g}")
@@ -267,6 +235,10 @@ def find_zero(
 ) -> Path:
     """Path that finds a zero near a guess by Newton's method, or by the secant method where slopes are not known.
 
+    The zero has converged if the last step is short, or if states on both sides enclose it. The step must lead inside
+    of the bracket, which excludes the places that were found to have no state: a number that keeps its sign up to the
+    end of a branch has short steps there, but no zero.
+
     Args:
         look: function of a value and of overlaps to start from; its path returns a `Zero`, which need not be one.
         tol: the search stops when the relative step is below this.
@@ -276,7 +248,7 @@ def find_zero(
     """
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high, guess.reach)
     trial, xs = float(guess.at), guess.overlaps
-    last: Zero | None = None
+    last, signs = None, set[float]()
     for _ in range(max_evaluations):
         zero = yield from look(trial, xs)
         if not zero.is_known:
@@ -286,9 +258,12 @@ def find_zero(
         else:
             slope = np.nan if np.all(np.isnan(zero.slopes)) else float(np.nanmean(zero.slopes))
             search = search.updated(trial, float(np.nanmean(zero.value)), slope)
-            converged = np.isfinite(search.value) and abs(search.step) < _LONGEST_FINAL_STEP * search.x
+            signs.add(np.sign(search.value))
+            is_small = abs(search.step) < tol * search.x
+            is_enclosed = len(signs) > 1 and abs(search.step) < _LONGEST_FINAL_STEP * search.x
+            converged = search.leads_inside and bool(is_small or is_enclosed)
             last, xs = zero._replace(slope=search.slope, converged=converged), tuple(s.overlaps for s in zero.states)
-            if abs(search.step) < tol * search.x:
+            if is_small:
                 break
         trial = search.next()
     return zero if last is None else last
@@ -322,6 +297,7 @@ def event_number(
         _, *partials = yield from _derivatives(problems[0], states[0].overlaps, event.observable, replicate_numbers)
     if partials is not None:
         rates, slopes = family.derivatives(value, *partials)
+        slopes = np.where(np.isnan(number), np.nan, slopes)
     return Zero(np.asarray(value, dtype), states, number, rates, slopes)
 
 
@@ -356,19 +332,26 @@ def _coarse_guess(event: Event, family: Family, bracket: tuple[float, float], st
     return Guess(value, tuple(xs)), in_bracket
 
 
-def guess_among(event: Event, family: Family, alphas: Float[np.ndarray, " A"]) -> Path:
+def guess_among(
+    event: Event, family: Family, alphas: Float[np.ndarray, " A"], unsettled: list[Sequence[FixedPoint]] | None = None
+) -> Path:
     """Path that visits alphas in turn until the number of an event changes its sign; returns a `Guess`, or None.
 
     If the sign never changes, the event is expected between an alpha with states and a neighbour without, provided that
     the sign of the number at the states is compatible with a zero on that side. A fold is expected where the branch is
     lost.
+
+    Args:
+        unsettled: list to which the path adds the points of every alpha where a search failed for a branch.
     """
     model, nodes, settings = family.model, family.nodes, family.settings
     visited: list[tuple[Sequence[FixedPoint], float]] = []
-    for steps in zip(*(walk(model, list(alphas), b, nodes, settings) for b in event.branches), strict=True):
+    for steps in zip(*(walk(along_alpha(model, alphas), b, nodes, settings) for b in event.branches), strict=True):
         points = yield list(steps)
         if event.value is not None:
             visited.append((points, number_of(event, points)))
+            if unsettled is not None and not all(p.exists or is_absent(p.replicates) for p in points):
+                unsettled.append(points)
             if guesses := sign_changes(visited[-2:]):
                 return guesses[0]
         else:

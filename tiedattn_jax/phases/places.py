@@ -23,20 +23,23 @@ from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path
 from ..theory.solve import Problem, branch_start
 from ..theory.states import State
-from .follow import WarmStart, predict, update
-from .locate import Family
+from .follow import Family, WarmStart, predict, update
 
 _PER_DECADE = 3  # values of the walk in a factor of ten
 
 
 class Walk(NamedTuple):
-    """A branch along the values of the number, on the coarse replicate; numbers are NaN where there is no state."""
+    """A branch along the values of the number, on the coarse replicate; numbers are NaN where there is no state.
+
+    `status` is `absent` if there was no state wherever the walk ended, else the worst status of the searches there.
+    """
 
     branch: str
     x: Float[np.ndarray, " A"]
     error: Float[np.ndarray, " A"]
     loss: Float[np.ndarray, " A"]
     overlaps: list[Overlaps | None]
+    status: int = int(Status.absent)
 
     def nearest(self, x: float) -> Overlaps:
         """Return the overlaps at the state of the walk that is nearest to x."""
@@ -56,6 +59,7 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
     grid = np.linspace(low, high, max(4, 1 + round(_PER_DECADE * (high - low) / np.log(10))))
     error, loss = np.full((2, grid.size), np.nan)
     overlaps: list[Overlaps | None] = [None] * grid.size
+    failed = set[int]()
     start = jax.tree.map(np.asarray, branch_start(family.model, branch))
     middle = np.log(max(family.number.read(family.model, None, "number"), bracket[0]))
 
@@ -69,6 +73,7 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
             if state.has_state:
                 error[k], loss[k], overlaps[k] = state.gen_error, state.train_loss, state.overlaps
                 return state
+        failed.add(int(state.status))
         return None
 
     def go(places: range, first: State) -> Path:
@@ -87,7 +92,8 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
         if state is not None and state.status <= Status.stalled:
             yield [go(range(k + 1, grid.size), state), go(range(k - 1, -1, -1), state)]
             break
-    return Walk(branch, grid, error, loss, overlaps)
+    status = max(failed - {int(Status.absent)}, default=int(Status.absent))
+    return Walk(branch, grid, error, loss, overlaps, status)
 
 
 class Place(NamedTuple):

@@ -45,8 +45,15 @@ class Secant:
 
     @property
     def step(self) -> float:
-        """Step to the zero of the tangent or secant; NaN if the slope is zero."""
+        """Step to the zero of the tangent or secant: zero at a zero, and NaN elsewhere if the slope is zero."""
+        if self.value == 0:
+            return 0.0
         return -self.value / self.slope if self.slope else np.nan
+
+    @property
+    def leads_inside(self) -> bool:
+        """Whether the step leads to a place inside of the bracket."""
+        return bool(self.low <= self.x + self.step <= self.high)
 
     def next(self) -> float:
         """Return the next argument to evaluate.
@@ -57,7 +64,7 @@ class Secant:
         """
         has_bracket = self.low > 0 and np.isfinite(self.high)
         longest = self.x * (self.reach if has_bracket else min(self.reach, _REACH))
-        if self.slope * self.rising > 0 and np.isfinite(self.value):
+        if self.value == 0 or (self.slope * self.rising > 0 and np.isfinite(self.value)):
             trial = self.x + self.step
         elif has_bracket:
             trial = float(np.sqrt(self.low * self.high))
@@ -100,7 +107,7 @@ def zero_between(number: Callable[[float, Warm], Path], low: float, high: float,
         value, state = yield from number(trial, state)
         search = search.updated(trial, float(value))
         trial = search.next()
-        if search.value == 0 or abs(trial - search.x) <= tol * trial:
+        if abs(trial - search.x) <= tol * trial:
             is_inside = low * (1 + 1e-3) < trial < high * (1 - 1e-3) and np.isfinite(search.value)
             return trial, state, bool(is_inside)
     return trial, state, False

@@ -1,138 +1,158 @@
-"""Sweeps: one question asked of many settings, all in one pool."""
+"""Sweeps: one question, a function of a model, asked at many settings, all in one pool."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Real
+from jaxtyping import Float, Real
 
-from ..averages.recipes import SIZES, SOBOL_SIZES, AnyNodes, Sobol, make_rule
-from ..averages.rules import Fields
+from ..averages.recipes import SIZES, AnyNodes
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, as_flag, require, require_choice, require_kind, require_positive
-from ..base.kinds import with_other_forms
+from ..base.errors import InputError, as_flag, require, require_kind, require_positive
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings
 from ..model.checks import check_numbers
-from ..model.model import Model
-from ..model.overlaps import BRANCHES, branch_of
-from ..model.parameters import MODELS, AnyModel, Axis, axes_of, names_of
+from ..model.overlaps import branch_of
+from ..model.parameters import MODELS, AnyModel, Axis, axes_of, is_number_of, names_of, scalar_parameters
 from ..theory.engine import run, run_one
-from ..theory.paths import Call, Failure, Path
-from ..theory.solve import default_path
+from ..theory.paths import Call, Path
+from ..theory.quantities import Quantity
+from ..theory.solve import solve
 from ..theory.states import FixedPoint
-from .best import best_of, best_path, prepared_task
-from .events import ALPHA_L, EVENTS, event_of
+from .cells import Missing, cells_of
+from .events import ALPHA_L
 from .follow import CURVE_SETTINGS, check_top_level, prepared, walk
-from .locate import Family, Start
-from .questions import BEST, LANDSCAPE, QUESTIONS, kind_of
-from .table import Missing, Table
+from .locate import Start
+from .table import Table
 from .trace import TRACE_SETTINGS, trace_path
-from .transitions import THRESHOLDS, transition_path
+from .transitions import critical_alpha, find_event, linear_crossing
 
 
-@with_other_forms
 def sweep(
-    model: Model | Sequence[Model | tuple[Model, Any]],
-    question: str | None,
+    question: Callable[..., Any],
+    model: AnyModel | Sequence[AnyModel | tuple[AnyModel, Any]],
     *axes: Axis,
-    nodes: AnyNodes = None,
-    follow: bool | None = None,
-    branch: str | None = "semantic",
-    bracket: tuple[float, float] | None = None,
-    start: Start | None = None,
-    sensitivities: bool = False,
-    kappa: Any = 0.0,
-    size: Any = None,
-    settings: Settings | None = None,
+    follow: bool = False,
     progress: Progress = None,
-    **numbers: float | Sequence[float] | Real[GivenArray, "..."],
+    **given: float | Sequence[float] | Real[GivenArray, "..."] | Any,
 ) -> Table:
-    """Ask one question of many settings: states, events, best values or landscapes, over no axis, one or two.
+    """Ask one question of many settings, over no axis, one or two; a question is a function of a model.
 
-        sweep(model, "semantic", alpha=[0.5, 1.0, 2.0])         a branch, followed through alpha
-        sweep(model, "semantic", alpha=2.0, sigma=values)       states through another number
-        sweep(model, "alpha_c", sigma=values, follow=True)      an event, followed from value to value
-        sweep(model, "alpha_c", omega=values, sigma=values)     an event over two numbers
-        sweep(models, "best lam", alpha=1.0)                    the best ridge of every model in a list
+        sweep(solve, model, alpha=[0.5, 1.0, 2.0], branch="semantic")            states
+        sweep(solve, model, alpha=values, branch="semantic", follow=True)        a branch that is followed to its end
+        sweep(critical_alpha, model, omega=values, sigma=values)                 an event over two numbers
+        sweep(find_event, model, event="semantic pitchfork", sigma=values)       another event
+        sweep(best_ridge, models, alpha=1.0)                                     the best ridge of every model in a list
+        sweep(lambda model, alpha: solve(model, alpha).gen_error, model, alpha=values, sigma=values)
 
-    Every setting is computed independently, as by `solve`, `critical_alpha` or `best_ridge`; a failure at one does not
-    affect the others. A branch through alpha alone is instead followed from the largest alpha down to the first one
-    beyond its end. An event through one number is followed with ``follow=True``: the points before predict the next
-    one, which then takes a single evaluation. "alpha_l" costs as much as the three events that it may be.
+    A keyword that names alpha or a number of the model is a setting: a single value fixes the number, several are an
+    axis. All others go to the function. Every setting is computed independently, in one pool; a failure at one does not
+    affect the others.
+
+    With ``follow=True`` the states before predict the next one. A branch (`solve`) is followed through one number, in
+    alpha from the largest one down to the first one beyond its end, by default with fewer nodes and looser tolerances
+    than `solve`. An event (`critical_alpha`, `linear_crossing`, `find_event`) is followed through one number of the
+    model: a point then takes a single evaluation. It takes the options `nodes`, `settings`, `start`, where the event is
+    expected at the first value, and `sensitivities`, whether every slope is exact, which may compile one more program.
 
     Args:
+        question: a function of a model, or of a model and ``alpha``, that returns one number or a result with a method
+            ``numbers() -> {name: (value, error bar)}``, as all results of this library.
         model: a model, or a list of models of one kind or of pairs (model, alpha): their places are an axis "model".
-        question: a branch, or None for any state; a name in `EVENTS` or "alpha_l"; a threshold of the optimal learner,
-            "weak_recovery" or "perfect_recovery", or of small starts of gradient descent, "encodings separate" or
-            "teacher separates"; "best " and the name of a number, as in `best_ridge`; or "landscape".
         axes: what a keyword cannot name, see `Axis`: an entry of an array, or a number of your own.
-        numbers: alpha and numbers of the model by name. A single value fixes the number, several increasing ones are an
-            axis; those that are followed may decrease. States and best values need alpha, other questions refuse it.
-        nodes: recipe of the averages, or number of nodes; by default as in the function for one setting, for a branch
-            that is followed `SIZES["curve"]`, for landscapes with a `size` 2^14 Sobol points.
-        follow: whether to follow; by default only a branch through alpha alone.
-        branch, bracket: branch of the best value, None for the global minimum, and its range, as in `best_ridge`.
-        start: where an event that is followed is expected at the first value, as in `find_event`; by default the alphas
-            `SEARCH` are searched.
-        sensitivities: whether every slope of an event that is followed is exact. This may compile one more program.
-        kappa, size: as in `landscape`.
-        settings: tolerances; by default `Settings()`, and looser ones for what is followed from predicted starts.
+        follow: whether to follow the branch or the event.
         progress: None, True for a bar, or a function of the numbers of finished and of all settings.
+        given: settings and options by name.
 
     Raises:
-        InputError: a question, number, option or model cannot be used, which the message explains; an event that is
-            followed is a fold or does not happen at the first value; or the search failed at all settings.
+        InputError: a question, setting, option or model cannot be used, which the message explains; an event that is
+            followed is a fold or does not happen at the first value; or the question failed at all settings.
     """
-    number = question.removeprefix(BEST) if isinstance(question, str) and question.startswith(BEST) else None
-    events = *EVENTS, ALPHA_L, *THRESHOLDS
-    if number is None:
-        called = (name for name, kind in QUESTIONS.items() if kind.call is not None)
-        question = require_choice(question, "question", [*BRANCHES, *events, *called])
-    is_state, is_landscape, is_event = question in BRANCHES, question == LANDSCAPE, question in events
+    first, _ = pairs_of(model)[0]
+    numbers = {name: value for name, value in given.items() if is_number_of(first, name)}
+    options = {name: value for name, value in given.items() if name not in numbers}
+    asked, follow = Asked.of(question), as_flag(follow, "follow")
+    followed = next((fn for known, fn in FOLLOWED.items() if known is question), None) if follow else None
     names = names_of(model, axes, numbers)
-    in_alpha = is_state and names == ["alpha"]
-    follow = in_alpha if follow is None else as_flag(follow, "follow")
-    if follow and not (in_alpha or (is_event and len(names) == 1 and names != [MODELS])):
-        raise InputError("follow", "must be left out but for a branch through alpha and an event through one number")
-    sensitivities = as_flag(sensitivities, "sensitivities")
-    for name, given, belongs, owner in (
-        ("branch", branch != "semantic", number is not None, 'the best value of a number, such as "best lam"'),
-        ("bracket", bracket is not None, number is not None, 'the best value of a number, such as "best lam"'),
-        ("start", start is not None, is_event and follow, "an event with follow=True"),
-        ("sensitivities", sensitivities, is_event and follow, "an event with follow=True"),
-        ("kappa", np.any(kappa), is_landscape, 'the question "landscape"'),
-        ("size", size is not None, is_landscape, 'the question "landscape"'),
-    ):
-        if given and not belongs:
-            raise InputError(name, f"must be left out but for {owner}")
-    grid = Grid.of(model, axes, numbers, follow, with_alpha=kind_of(question).with_alpha)
+    if follow and (followed is None or len(names) != 1 or names == [MODELS]):
+        known = ", ".join(fn.__name__ for fn in FOLLOWED)
+        raise InputError("follow", f"must be left out but for {known} along one number of the setting")
+    asked.check(first, options, followed)
+    grid = Grid.of(model, axes, numbers, follow, asked=asked.name, with_alpha=asked.with_alpha)
     report = reporter(progress, "settings")
-    if follow and is_state:
-        return _followed_branch(grid, question, nodes, settings, report)
-    if is_event:
-        event = str(question)
-        if follow and event not in THRESHOLDS:
-            rule, tolerances = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS)
-            axis = grid.axes[0]
-            return run_one(trace_path(event, grid.models[0], axis, rule, tolerances, start, sensitivities, report))
-        require_kind(start, "start", type(None), f'None for "{event}"')
-        return _events(grid, event, nodes, settings, report)
-    if number is not None:
-        return _best(grid, number, branch, nodes, bracket, settings, report)
-    if is_state:
-        return _states(grid, question, nodes, settings, report)
-    require_kind(settings, "settings", type(None), f'None for "{question}"')
-    options = {"kappa": kappa, "size": size} if is_landscape else {}
-    if size is not None:  # one rule for all cells
-        nodes = make_rule(nodes, Fields.of(grid.models[0], student=1), Sobol(SOBOL_SIZES["sphere map"]))
-    return _called(grid, str(question), nodes, options, report)
+    if followed is not None:
+        return followed(grid, report, **options)
+    return grid.table(asked.name, cells_of(grid.run(asked.paths(grid, options), report)))
+
+
+def pairs_of(model: Any) -> list[tuple[AnyModel, Any]]:
+    """Return what a caller gave as pairs of a model and an alpha (or None), one or more.
+
+    Raises:
+        InputError: it is neither a model nor a list of models or of such pairs, or the list is empty.
+    """
+    if not isinstance(model, (list, tuple)):
+        require_kind(model, "model", eqx.Module, "a Model or a list")
+        return [(model, None)]
+    require(len(model) > 0, "model", model, "one model or more")
+    pairs = [each if isinstance(each, tuple) and len(each) == 2 else (each, None) for each in model]
+    for each, _ in pairs:
+        require_kind(each, "model", eqx.Module, "a list of models, such as [DotProduct(), DotProduct(sigma=0.4)]")
+    return pairs
+
+
+class Asked(NamedTuple):
+    """A question: a function and its name, and whether it is about given alphas."""
+
+    function: Callable[..., Any]
+    name: str
+    with_alpha: bool
+
+    @classmethod
+    def of(cls, question: Any) -> Asked:
+        if not callable(question):
+            raise InputError("question", f"must be a function of a model, such as critical_alpha, got {question!r}")
+        names = list(inspect.signature(question).parameters)
+        return cls(question, getattr(question, "__name__", type(question).__name__), "alpha" in names[1:2])
+
+    def check(self, model: AnyModel, options: Mapping[str, Any], followed: Callable[..., Any] | None) -> None:
+        """Check that the options are arguments of the function, or of the one that follows its answers."""
+        first = ["the grid", "a report"] if followed else [model, 1.0][: 1 + self.with_alpha]
+        signature = inspect.signature(followed or self.function)
+        fixed = getattr(followed, "keywords", {})  # of a `partial`
+        taken = [name for name in list(signature.parameters)[len(first) :] if name not in fixed]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        for name in options:
+            if name not in taken and not open_ended:
+                known = ", ".join(["alpha", *scalar_parameters(model)]) if isinstance(model, eqx.Module) else "alpha"
+                names = ", ".join(name for name in taken if name != "progress") or "none"
+                text = f"must be a number of the setting ({known}) or an argument of {self.name} ({names})"
+                raise InputError(name, f"{text}, got {name}={options[name]!r}")
+        try:
+            signature.bind(*first, **options)
+        except TypeError as error:
+            raise InputError("question", f"must be a function of a model, or of a model and alpha: {error}") from error
+
+    def paths(self, grid: Grid, options: dict[str, Any]) -> list[Path]:
+        """Return the paths of all cells: those of a search, or of calls of the function."""
+        settings = list(zip(grid.models, grid.alphas, strict=True))
+        paths = getattr(self.function, "paths", None)
+        if paths is not None and options.keys() <= inspect.signature(paths).parameters.keys():
+            path = paths(*settings[0][: 1 + self.with_alpha], **options)
+            return [path(*setting) for setting in settings]
+
+        def call(*setting: Any) -> Path:
+            return (yield Call(partial(self.function, **options), setting[: 1 + self.with_alpha]))
+
+        return [call(*setting) for setting in settings]
 
 
 class Grid(NamedTuple):
@@ -150,24 +170,19 @@ class Grid(NamedTuple):
         numbers: dict[str, Any],
         follow: bool = False,
         *,
+        asked: str,
         with_alpha: bool,
-        kind: type = Model,
         planar: bool = False,
     ) -> Grid:
         """Check what a caller gave, and build the settings of all cells.
 
         Args:
             follow: whether the settings are followed along their axis.
-            with_alpha: whether the question is about given alphas.
-            kind: class of the models.
+            asked: name of the function that is asked.
+            with_alpha: whether it is about given alphas.
             planar: whether there must be two axes.
         """
-        listed = isinstance(model, (list, tuple))
-        require(not listed or len(model) > 0, "model", model if listed else None, "one model or more")
-        pairs = [m if isinstance(m, tuple) and len(m) == 2 else (m, None) for m in (model if listed else [model])]
-        kinds = "a list of models, such as [DotProduct(), DotProduct(sigma=0.4)]" if listed else "a Model or a list"
-        for each, _ in pairs:
-            require_kind(each, "model", kind, kinds)
+        pairs, listed = pairs_of(model), isinstance(model, (list, tuple))
         check_top_level([each for each, _ in pairs])
         order = "increasing" if not follow else "any" if with_alpha else "monotonic"
         checked = [axes_of(each, axes, numbers, order) for each, _ in pairs]
@@ -183,14 +198,14 @@ class Grid(NamedTuple):
                     setting = axis.parameter.set(*setting, value)
                 cells.append(setting)
         models = [each for each, _ in cells]
-        _check_one_kind(models, kind)
+        _check_one_kind(models)
         for other in models[1:]:  # they are of one kind, so that only the first one is checked in full, later
             check_numbers(other)
         alpha = next((alpha for _, alpha in cells if (alpha is None) == with_alpha), False)
         if alpha is None:
-            raise InputError("alpha", "must be given for states and best values, as a number or as an axis")
+            raise InputError("alpha", f"must be given for {asked}, as a number or as an axis")
         if alpha is not False:
-            raise InputError("alpha", f"must be left out but for states and best values, got alpha={alpha}")
+            raise InputError("alpha", f"must be left out for {asked}, got alpha={alpha}")
         return cls(axes, models, [require_positive(a, "alpha", m.lam.dtype) if with_alpha else None for m, a in cells])
 
     @property
@@ -216,33 +231,30 @@ class Grid(NamedTuple):
         names = [", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, place, strict=True)) for place in values]
         return run(paths, names=names if self.axes else ["the only setting"], done=report, keep=True)
 
-    def call(self, fn: Callable[..., Any], progress: Report) -> tuple[Any, ...]:
-        """Return the cells of a function of the model and alpha of every setting, computed in the pool."""
+    def table(self, name: str, cells: Sequence[Any]) -> Table:
+        """Return the table of the answers; that of an event along one axis has its slopes.
 
-        def path(*setting: Any) -> Path:
-            return (yield Call(fn, setting))
-
-        paths = [path(*setting) for setting in zip(self.models, self.alphas, strict=True)]
-        return cells_of(self.run(paths, progress))
-
-    def table_of_event(self, event: str, cells: Sequence[Any]) -> Table:
-        """Return the table of an event, along one axis with its slopes."""
+        Args:
+            name: what was asked for, if the results do not say it.
+        """
         names, values = self.labels
-        if len(names) != 1:
-            return Table(event, names, values, tuple(cells))
+        results = [cell for cell in cells if not isinstance(cell, Missing)]
+        question = next((cell.question for cell in results if hasattr(cell, "question")), name)
+        if len(names) != 1 or not all(isinstance(cell, Quantity) and cell.name == "alpha" for cell in results):
+            return Table(question, names, values, tuple(cells))
         (axis,), slopes = self.axes, np.full(len(cells), np.nan)
         for k, (model, cell) in enumerate(zip(self.models, cells, strict=True)):
             is_exact = not isinstance(cell, Missing) and not cell.reason and cell.sensitivities is not None
             if is_exact and axis.name != MODELS and axis.put is None:
                 slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
-        return Table.of_event(event, axis.name, axis.values, cells, slopes)
+        return Table.of_event(question, axis.name, axis.values, cells, slopes)
 
 
-def _check_one_kind(models: Sequence[AnyModel], kind: type) -> None:
+def _check_one_kind(models: Sequence[AnyModel]) -> None:
     """Check that all models are of one class, with arrays of the same shapes."""
     shapes = []
     for number, model in enumerate(models):
-        require_kind(model, "put", kind, "a function that returns a model")
+        require_kind(model, "put", eqx.Module, "a function that returns a model")
         leaves, structure = jax.tree.flatten(model)
         shapes.append((structure, [(jnp.shape(a), jnp.result_type(a)) for a in leaves]))
         if shapes[-1] != shapes[0]:
@@ -250,80 +262,56 @@ def _check_one_kind(models: Sequence[AnyModel], kind: type) -> None:
             raise InputError("model", f"{text} from number 0: treat them apart")
 
 
-def cells_of(results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return results as the cells of a table; a `Failure` becomes `Missing`."""
-    return tuple(Missing.of(result) if isinstance(result, Failure) else result for result in results)
-
-
-def _states(grid: Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
-    """Solve the states of all cells."""
-    rule, tolerances = prepared(grid.models[0], nodes, settings, even=branch is not None)
-
-    def path(model: Model, alpha: Float[Array, ""]) -> Path:
-        states, _, _ = yield from default_path(model, alpha, branch, rule, None, tolerances, fallback=nodes is None)
-        return FixedPoint(model, alpha, states, branch)
-
-    results = grid.run([path(*setting) for setting in zip(grid.models, grid.alphas, strict=True)], progress)
-    return Table(branch, *grid.labels, cells_of(results))
-
-
-def _followed_branch(
-    grid: Grid, branch: str | None, nodes: AnyNodes, settings: Settings | None, progress: Report
+def _branch(
+    grid: Grid,
+    report: Report,
+    branch: str | None = "semantic",
+    nodes: AnyNodes = None,
+    settings: Settings | None = None,
 ) -> Table:
-    """Follow a branch from the largest alpha down to where it ends."""
-    model, branch = grid.models[0], branch_of(branch).name
-    nodes, settings = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=branch is not None)
-    alphas = np.sort(grid.axes[0].values)
+    """Follow a branch; in alpha from the largest one down to where it ends, and in another number upwards."""
+    branch, name = branch_of(branch).name, grid.axes[0].name
+    nodes, settings = prepared(grid.models[0], nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=bool(branch))
+    values = grid.axes[0].values
+    order = np.argsort(-values if name == "alpha" else values)
+    places = [(grid.models[k], grid.alphas[k], float(values[k])) for k in order]
     points: list[FixedPoint] = []
 
     def path() -> Path:
-        for step in walk(model, list(alphas[::-1]), branch, nodes, settings):
+        for step in walk(places, branch, nodes, settings):
             points.append((yield step))
-            progress(len(points), alphas.size)
-            if not points[-1].exists and len(points) > 1 and points[-2].exists:
+            report(len(points), values.size)
+            if name == "alpha" and not points[-1].exists and len(points) > 1 and points[-2].exists:
                 break
 
-    progress(0, alphas.size)
-    run([path()])
-    progress(alphas.size, alphas.size)
-    return Table(branch, ("alpha",), (alphas[alphas.size - len(points) :],), tuple(points[::-1]))
+    report(0, values.size)
+    run_one(path())
+    report(values.size, values.size)
+    visited = order[: len(points)]
+    rising = np.argsort(values[visited])
+    return Table(branch, (name,), (values[visited[rising]],), tuple(points[k] for k in rising))
 
 
-def _events(grid: Grid, event: str, nodes: AnyNodes, settings: Settings | None, progress: Report) -> Table:
-    """Find an event in every cell, without a guess."""
-    if event in THRESHOLDS:
-        cells = grid.call(lambda model, _: THRESHOLDS[event](model, nodes), progress)
-    else:
-        rule, tolerances = prepared(grid.models[0], nodes, settings)
-        event_of("semantic baseline" if event == ALPHA_L else event, grid.models[0])
-        cells = cells_of(grid.run([transition_path(event, Family(m, rule, tolerances)) for m in grid.models], progress))
-    return grid.table_of_event(event, cells)
-
-
-def _best(
+def _event(
     grid: Grid,
-    number: str,
-    branch: str | None,
-    nodes: AnyNodes,
-    bracket: tuple[float, float] | None,
-    settings: Settings | None,
-    progress: Report,
+    report: Report,
+    event: str,
+    nodes: AnyNodes = None,
+    *,
+    start: Start | None = None,
+    settings: Settings | None = None,
+    sensitivities: bool = False,
 ) -> Table:
-    """Find the best value of a number in every cell."""
-    if number in grid.labels[0]:
-        raise InputError("question", f"must be about another number than those that change, got number={number!r}")
-    task = prepared_task(grid.models[0], branch, nodes, number, bracket, settings, SIZES["curve"])
-    tasks = [task.at(m, a) for m, a in zip(grid.models, grid.alphas, strict=True)]
-    results = grid.run([best_path(each) for each in tasks], progress)
-    cells = [
-        result if isinstance(result, Failure) else best_of(each, result)
-        for each, result in zip(tasks, results, strict=True)
-    ]
-    return Table(f"{BEST}{number}", *grid.labels, cells_of(cells))
+    """Follow an event through the values of a number of the model."""
+    rule, tolerances = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS)
+    exact = as_flag(sensitivities, "sensitivities")
+    return run_one(trace_path(event, grid.models[0], grid.axes[0], rule, tolerances, start, exact, report))
 
 
-def _called(grid: Grid, question: str, nodes: AnyNodes, options: dict[str, Any], progress: Report) -> Table:
-    """Answer a question in every cell by its own function, see `Question.call`."""
-    call = kind_of(question).call
-    assert call is not None
-    return Table(question, *grid.labels, grid.call(partial(call, nodes=nodes, **options), progress))
+# Functions of the grid and a report, with the options of the question, that follow its answers from value to value.
+FOLLOWED: dict[Callable[..., Any], Callable[..., Table]] = {
+    solve: _branch,
+    critical_alpha: partial(_event, event="alpha_c"),
+    linear_crossing: partial(_event, event=ALPHA_L),
+    find_event: _event,
+}

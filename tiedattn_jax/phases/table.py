@@ -1,7 +1,7 @@
 """Tables: the answers to one question at many settings, with their labels, as numbers, rows, files and pictures.
 
 A `Table` has one cell for every setting. A cell holds the whole result of the question there, or a `Missing` that says
-why there is none. `questions` says how a table reads the results of each kind of question.
+why there is none. The results say their numbers, and how a table shows them; see `InTable`.
 """
 
 from __future__ import annotations
@@ -22,62 +22,41 @@ from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 from ..base.errors import InputError, require, require_choice
 from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, figure_of, with_error
-from ..base.results import Average, Result, Status, error_bar
+from ..base.results import LINE_FIGURE, MAP_FIGURE, Average, Column, InTable, Result, Status, error_bar
 from ..model.parameters import MODELS
-from ..theory.paths import Failure
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
-from .questions import (
-    BEST,
-    FIGURES,
-    INSTANCES,
+from .cells import (
     ORDER_AXES,
-    Column,
     Intersection,
-    Question,
+    Missing,
     Reader,
     dataset,
     differences_of,
     entries_by_name,
     has_number,
     intersections_of,
+    joined,
     jumps_of,
-    kind_of,
     reader_of,
+    runs_of,
 )
 
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
-
-
-class Missing(eqx.Module):
-    """A cell without a result.
-
-    Attributes:
-        reason: why there is none, in one sentence.
-        status: `Status` as an integer.
-    """
-
-    reason: str = eqx.field(static=True)
-    status: int = eqx.field(static=True)
-
-    @classmethod
-    def of(cls, failure: Failure) -> Missing:
-        """Return the cell of a search that an exception ended; an `InputError` says that there is nothing to find."""
-        status = Status.absent if isinstance(failure.error, InputError) else Status.nonfinite
-        return cls(failure.reason, int(status))
 
 
 class Table(Result, Tabular):
     """The answers to one question at all settings of a grid with no axis, one or two.
 
     Attributes:
-        question: the question, as given to `sweep`.
+        question: what was asked for: the event, the branch (None for any), or the name of the function.
         names: names of the axes: "alpha", numbers of the model, a caller's own, or "model" for a list of models.
         axes: values along the axes.
         cells: the result at every setting, or a `Missing`; the last axis runs fastest.
         slope: d alpha / d axis of an event along one axis; NaN between listed models, None for other tables.
         exact: whether the slope is exact, as for alpha_c and where sensitivities were requested. Other slopes are
-            those of a spline through the points and may be far off where the points are few.
+            those of a spline through neighbouring points and may be far off where these are few; that of a point
+            without a neighbour is NaN.
     """
 
     question: str | None = eqx.field(static=True)
@@ -102,7 +81,7 @@ class Table(Result, Tabular):
         slope: Float[np.ndarray, " A"],
         exact: Bool[np.ndarray, " A"] | None = None,
     ) -> Table:
-        """Return a table along one axis from points in any order; missing slopes are taken from a cubic spline."""
+        """Return a table along one axis from points in any order; missing slopes are those of splines through them."""
         order = np.argsort(values)
         exact = np.isfinite(slope) if exact is None else exact
         values, slope, exact = (np.asarray(a)[order] for a in (values, slope, exact))
@@ -111,13 +90,21 @@ class Table(Result, Tabular):
         # Places in a list are no coordinate, so that slopes between models mean nothing.
         if name != MODELS and found.sum() > 1 and not np.all(np.isfinite(slope[found])):
             exact[:] = False
-            slope[found] = CubicSpline(values[found], table.alpha[found])(values[found], 1)
+            slope[:] = np.nan
+            for run in runs_of(found):
+                if run.stop - run.start > 1:
+                    slope[run] = CubicSpline(values[run], table.alpha[run])(values[run], 1)
         return table
 
     @property
-    def kind(self) -> Question:
-        """How the cells are read."""
-        return kind_of(self.question)
+    def form(self) -> InTable:
+        """How the cells are read, printed and drawn."""
+        return next((cell.in_table for cell in self.points if hasattr(cell, "in_table")), InTable())
+
+    @property
+    def main(self) -> str:
+        """Name of the number that was asked for."""
+        return self.form.main or next(iter(self._columns))
 
     # Arrays over the axes
 
@@ -141,12 +128,12 @@ class Table(Result, Tabular):
     @property
     def found(self) -> Bool[np.ndarray, "*shape"]:
         """Whether there is a result at every setting."""
-        return self._array([not isinstance(c, Missing) and self.kind.has_result(c) for c in self.cells])
+        return self._array([not isinstance(c, Missing) and getattr(c, "has_result", True) for c in self.cells])
 
     @property
     def status(self) -> Int[np.ndarray, "*shape"]:
         """`Status` at every setting."""
-        return self._array([int(cell.status) for cell in self.cells])
+        return self._array([int(getattr(cell, "status", Status.converged)) for cell in self.cells])
 
     @property
     def reason(self) -> Shaped[np.ndarray, "*shape"]:
@@ -159,7 +146,8 @@ class Table(Result, Tabular):
 
         A run on data must have converged: it is then at a critical point of its risk.
         """
-        return self.status <= self.kind.usable
+        usable = next((cell.USABLE for cell in self.points if hasattr(cell, "USABLE")), Status.stalled)
+        return self.status <= usable
 
     @property
     def groups(self) -> dict[str, int]:
@@ -200,7 +188,7 @@ class Table(Result, Tabular):
         """
         number, column = self._found_number(number)
         if column is None:
-            read = (reader_of(number)(cell) if found else None for cell, found in self._with_found())
+            read = (reader_of(number)(cell) if found else None for cell, found in self._with_found(number))
             column = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]), None
         values = np.asarray(column[0])
         return values if values.dtype.kind == "U" else values.astype(float)
@@ -214,11 +202,11 @@ class Table(Result, Tabular):
         number, column = self._found_number(number)
         if column is not None:
             return np.zeros(np.shape(column[0])) if column[1] is None else np.asarray(column[1])
-        return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found()])
+        return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found(number)])
 
     def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
         """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
-        number = self.kind.main if number is None else number
+        number = self.main if number is None else number
         first = next((cell for cell, found in self._with_found() if found), None)
         if not isinstance(number, str) or has_number(first, number):
             return number, None
@@ -246,8 +234,11 @@ class Table(Result, Tabular):
             return np.zeros(())
         return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
 
-    def _with_found(self) -> Iterator[tuple[Any, bool]]:
-        return zip(self.cells, self.found.ravel().tolist(), strict=True)
+    def _with_found(self, number: Reader | None = None) -> Iterator[tuple[Any, bool]]:
+        """Yield every cell, and whether it has a result, or at least a number that cells without one have, too."""
+        always = number in self.form.always
+        for cell, found in zip(self.cells, self.found.ravel().tolist(), strict=True):
+            yield cell, found or (always and not isinstance(cell, Missing))
 
     def _array(self, rows: Sequence[Any]) -> Shaped[np.ndarray, "..."]:
         """Return one entry a cell as an array over the axes; None becomes an empty text, False or NaN."""
@@ -264,19 +255,30 @@ class Table(Result, Tabular):
 
     # Curves
 
-    @cached_property
-    def interpolant(self) -> PPoly:
-        """Cubic Hermite interpolant through the points of an event that were found, without extrapolation.
+    @property
+    def pieces(self) -> list[CubicHermiteSpline]:
+        """Cubic Hermite interpolants through every run of neighbouring points of an event that were found.
 
         Raises:
-            InputError: the table is not that of an event along one axis, or fewer than two points were found.
+            InputError: the table is not that of an event along one axis.
         """
         if self.slope is None:
             raise InputError("table", f"must be that of an event along one axis, got question={self.question!r}")
-        alpha, found = self.alpha, self.found
-        if found.sum() < 2:
-            raise InputError("table", f"must have two points or more, {self.question} has {found.sum()}")
-        return CubicHermiteSpline(self.at[found], alpha[found], self.slope[found], extrapolate=False)
+        runs = [run for run in runs_of(self.found) if run.stop - run.start > 1]
+        return [CubicHermiteSpline(self.at[r], self.alpha[r], self.slope[r], extrapolate=False) for r in runs]
+
+    @cached_property
+    def interpolant(self) -> PPoly:
+        """The `pieces` as one function, which is NaN outside of them and between them.
+
+        Raises:
+            InputError: the table is not that of an event along one axis, or no two neighbouring points were found.
+        """
+        pieces = self.pieces
+        if not pieces:
+            text = f"must have two neighbouring points or more, {self.question} has {self.found.sum()} of them"
+            raise InputError("table", text)
+        return joined(pieces)
 
     def intersections(self, *others: Table) -> list[Intersection]:
         """Return all intersections among this event and others along the same axis, in the order of its values.
@@ -287,15 +289,15 @@ class Table(Result, Tabular):
         return intersections_of(self, *others)
 
     @property
-    def jumps(self) -> list[float]:
-        """Places between neighbours along the only axis at which the best state changes its branch and the value jumps.
+    def jumps(self) -> list[tuple[float, float]]:
+        """Intervals of the only axis in which the best state changes its branch, so that the best value jumps.
 
-        The smallest test error is continuous there. The tangents of the test error at both points meet at the place.
+        Their ends are neighbouring points. The smallest test error is continuous at the jump.
 
         Raises:
             InputError: the table is not one of best values along one axis.
         """
-        if len(self.names) != 1 or not str(self.question).startswith(BEST):
+        if len(self.names) != 1 or "place" not in self._columns:
             raise InputError("table", f"must be one of best values along one axis, got question={self.question!r}")
         return jumps_of(self)
 
@@ -308,7 +310,7 @@ class Table(Result, Tabular):
         Raises:
             InputError: the table is not one of instances.
         """
-        if not str(self.question).endswith(INSTANCES):
+        if not all(hasattr(cell, "simulation") for cell in self.cells):
             raise InputError("table", f"must be one of instances, got question={self.question!r}")
         return differences_of(self, branch)
 
@@ -331,7 +333,7 @@ class Table(Result, Tabular):
     @cached_property
     def _columns(self) -> dict[str, Column]:
         """Numbers with their error bars, and labels with None, by name, (*shape, ...)."""
-        cells = [None if isinstance(cell, Missing) else self.kind.read(cell, self.question) for cell in self.cells]
+        cells = [None if isinstance(cell, Missing) else cell.numbers() for cell in self.cells]
         names = next((cell for cell in cells if cell is not None), {str(self.question): (np.nan, np.nan)})
         values, bars = ({k: self._array([c and c[k][part] for c in cells]) for k in names} for part in (0, 1))
         columns = {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
@@ -368,12 +370,11 @@ class Table(Result, Tabular):
         The dimensions are the axes. Order parameters also have `token`, `column` (a column of the student),
         `other_column` (the second one in q and V) and `teacher_column`.
         """
-        numbers = {name: column for name, column in self._columns.items() if column[1] is not None}
-        labels = {name: values for name, (values, bars) in self._columns.items() if bars is None}
-        attrs = {"question": self.question, "failures": self.failures}
         axes = dict(zip(self.names, self.axes, strict=True))
-        labels = {name: values for name, values in labels.items() if name not in axes}
-        return dataset(axes, numbers, {**labels, "status": self.status}, attrs)
+        numbers = {name: column for name, column in self._columns.items() if column[1] is not None}
+        labels = {name: a for name, (a, bars) in self._columns.items() if bars is None and name not in axes}
+        labels |= {"status": self.status, "reason": self.reason}
+        return dataset(axes, numbers, labels, {"question": self.question})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the question, the axes, and all numbers, error bars and labels as lists; NaN where there is none."""
@@ -384,8 +385,8 @@ class Table(Result, Tabular):
         return {"question": self.question, "axes": axes, **numbers, "stderr": bars, **outcome}
 
     def describe(self) -> Description:
-        if self.kind.page is not None:
-            return self.kind.page(self)
+        if self.form.page is not None:
+            return self.form.page(self)
         count = int(self.found.sum())
         outcome = f"found at {count}"
         if len(self.names) == 1 and 0 < count < len(self.cells):
@@ -393,7 +394,7 @@ class Table(Result, Tabular):
         if self.failures:
             outcome += f"; failed at {len(self.failures)}, the first: {self.failures[0]}"
         numbers, rows = self._map() if len(self.names) == 2 else ([], self._rows())
-        return Description(f"{self.kind.headline(self)} at {self._settings()}", outcome, numbers, tables=[("", rows)])
+        return Description(f"{self.form.headline(self)} at {self._settings()}", outcome, numbers, tables=[("", rows)])
 
     def _settings(self) -> str:
         """Return the settings in words."""
@@ -405,7 +406,7 @@ class Table(Result, Tabular):
 
     def _rows(self) -> list[Row]:
         """Return a header, and one row for every setting of one axis or none."""
-        columns = {k: self._columns[k] for k in self.kind.shown or self._columns if k not in self.names}
+        columns = {k: self._columns[k] for k in self.form.shown or self._columns if k not in self.names}
         rows: list[Row] = [(*self.names, *columns, "status")]
         for index in np.ndindex(self.shape):
             texts = [f"{axis[k]:.4g}" for axis, k in zip(self.axes, index, strict=True)]
@@ -421,8 +422,8 @@ class Table(Result, Tabular):
 
     def _map(self) -> tuple[list[Row], list[Row]]:
         """Return the smallest and the largest main number, and its values over both axes, the first to the right."""
-        if self.kind.summary is not None:
-            return self.kind.summary(self), []
+        if self.form.summary is not None:
+            return self.form.summary(self), []
         values, bars, (x, y) = self.values(), self.stderr(), self.axes
         numbers: list[Row] = []
         for word, index in (("smallest", np.nanargmin), ("largest", np.nanargmax)) if self.found.any() else ():
@@ -455,6 +456,5 @@ class Table(Result, Tabular):
             values = self.values(number)
             is_drawn = values.dtype.kind != "U" and values.shape == self.shape
             require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
-        figures = self.kind.figures if number is None else FIGURES
-        named = {} if number is None else {"number": number}
+        figures, named = (self.form.figures, {}) if number is None else ((LINE_FIGURE, MAP_FIGURE), {"number": number})
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)

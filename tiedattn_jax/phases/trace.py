@@ -11,15 +11,15 @@ from scipy.interpolate import KroghInterpolator
 from ..averages.rules import Rule
 from ..base.errors import InputError, require, require_kind
 from ..base.progress import Report
-from ..base.results import Settings
+from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from .events import ALPHA_L, Event, baseline_branch, event_of
-from .follow import WarmStart, predict, update
-from .locate import SEARCH, Family, Guess, Start, Zero, event_path, guess_among, guess_of, transition_of
-from .table import Missing, Table
+from .follow import Family, WarmStart, predict, update
+from .locate import SEARCH, Guess, Start, Zero, event_path, guess_among, guess_of, transition_of
+from .table import Table
 
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
 TRACE_SETTINGS = Settings(tol=1e-4, warm_steps=20)  # loose, because losses are stationary and starts are predicted
@@ -83,10 +83,22 @@ def _first_to_beat_the_baseline(*boundaries: Path) -> Path:
     critical, semantic, positional = yield [*boundaries[:2], positional_baseline()]
     early = np.nan if positional is None else positional.alpha
     owner = np.asarray(baseline_branch(early <= critical.alpha, semantic.alpha <= critical.alpha))
+    owner = np.where(critical.found, owner, [_global_branch(cell) for cell in critical.cells])
     candidates = (critical if positional is None else positional, critical, semantic)
     slope, exact = (np.choose(owner, [getattr(table, name) for table in candidates]) for name in ("slope", "exact"))
     cells = [candidates[k].cells[place] for place, k in enumerate(owner)]
     return Table.of_event(ALPHA_L, critical.parameter, critical.at, cells, slope, exact)
+
+
+def _global_branch(critical: Quantity) -> int:
+    """Return where alpha_l lies if there is no alpha_c: 0 or 2 on the branch that is global where the search ended.
+
+    It is 1 if the search failed. Then nothing is known of alpha_l either.
+    """
+    losses = [float(state.train_loss) if state.exists else np.inf for state in critical.branches]
+    if critical.status != Status.absent or not np.isfinite(losses).any():
+        return 1
+    return 0 if losses[0] < losses[1] else 2
 
 
 class _Tracer:
@@ -95,7 +107,7 @@ class _Tracer:
     def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
         self.event, self.model, self.parameter = event, model, parameter
         self.nodes, self.settings, self.exact = nodes, settings, exact
-        self.cells: list[Quantity | Missing] = []
+        self.cells: list[Quantity] = []
         self.slopes: list[float] = []  # d alpha / d value; NaN where it is not known exactly
         self.known: list[tuple[float, float, float]] = []  # value, alpha and slope of the points that were found
 
@@ -119,7 +131,7 @@ class _Tracer:
             guess = yield from self.wide_search(value, SEARCH)
         zero = yield from self.search_near(value, guess)
         if not zero.converged:
-            reason = self.failure_reason(value, zero)
+            reason = transition_of(self.event, self.model_at(value), zero).reason
             problem = f"got none at the first near alpha = {guess.at:.4g}"
             raise InputError("values", f"must begin where the event happens, {problem}: {reason}")
         self.warm_starts = [WarmStart.begin(x, value, self.nodes.replicates) for x in guess.overlaps]
@@ -145,12 +157,11 @@ class _Tracer:
             with contextlib.suppress(InputError):
                 guess = yield from self.wide_search(value, self.known[-1][1] * _WIDER_SEARCH)
                 zero = yield from self.search_near(value, guess)
-        if not zero.converged:
-            worst = max(int(s.status.max()) for s in zero.states)
-            self.cells.append(Missing(self.failure_reason(value, zero), worst))
-            self.slopes.append(np.nan)
-        else:
+        if zero.converged:
             self.record(value, zero)
+        else:
+            self.cells.append(transition_of(self.event, self.model_at(value), zero))
+            self.slopes.append(np.nan)
 
     def record(self, value: float, zero: Zero) -> None:
         """Record a point that was found, so that it serves to predict the next ones."""
@@ -162,10 +173,6 @@ class _Tracer:
         self.cells.append(transition)
         self.slopes.append(slope)
         self.known.append((value, float(transition.alpha), slope))
-
-    def failure_reason(self, value: float, zero: Zero) -> str:
-        """Say why the event was not found."""
-        return transition_of(self.event, self.model_at(value), zero).reason
 
     def search_near(self, value: float, guess: Guess) -> Path:
         return event_path(self.event, self.family_at(value), guess, exact=self.exact)

@@ -5,14 +5,11 @@ mechanism there. At alpha_l the test error of the global minimum falls below tha
 or the event of a branch on one side of it. Both are first located on the coarse replicate of the averaging rule, by a
 search in the bracket, and then on all replicates, by Newton's method from there. Arguments are checked here, and not
 again inside; see `locate` for the search.
-
-`threshold` gives alphas that need no search for a state: of the optimal learner, and of small starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from itertools import pairwise
 
 import jax
@@ -22,20 +19,17 @@ from jax import lax
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..base.errors import InputError, as_flag, require, require_choice, require_kind
-from ..base.kinds import with_other_forms
-from ..base.progress import Progress, in_parts
+from ..base.progress import Progress
 from ..base.results import Settings, Status
-from ..bayes import thresholds
-from ..dynamics import small_start
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
-from ..theory.engine import run_one
+from ..theory.engine import Paths, published, run_one
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, as_event, event_of
-from .follow import CURVE_SETTINGS, ends_of, pair_start, prepared, walk
-from .locate import Family, Guess, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
+from .follow import CURVE_SETTINGS, Family, along_alpha, ends_of, pair_start, prepared, walk
+from .locate import Guess, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
 from .table import Table
 
 RANGE = (0.1, 4.0)  # default bracket of alpha
@@ -49,7 +43,7 @@ _NOT_SMALL = 0.7
 _WIDEST = 1.26
 
 
-@with_other_forms
+@published
 def critical_alpha(
     model: Model,
     nodes: AnyNodes = None,
@@ -58,7 +52,7 @@ def critical_alpha(
     start: Start | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Quantity:
+) -> Paths[Quantity]:
     """Find the sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
     The global minimum is positional below alpha_c and semantic above it. `jax.grad` of this function works (first
@@ -87,9 +81,15 @@ def critical_alpha(
     """
     family, ends = _prepared(model, nodes, settings), ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
-    return transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends, guess), progress))
+
+    def path(model: Model, alpha: None) -> Path:
+        zero = yield from _alpha_c(family.of(model), ends, guess)
+        return transition_of(EVENTS["alpha_c"], model, zero)
+
+    return path
 
 
+@published
 def linear_crossing(
     model: Model,
     transition: Quantity | None = None,
@@ -99,7 +99,7 @@ def linear_crossing(
     start: Start | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Quantity:
+) -> Paths[Quantity]:
     """Find the sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
 
     There are three cases. If the positional state beats the baseline at alpha_c, alpha_l lies on the positional branch
@@ -126,32 +126,51 @@ def linear_crossing(
     """
     family, ends = _prepared(model, nodes, settings), ends_of(bracket)
     event_of("semantic baseline", family.model)  # the model must have a target
-    if transition is None:
-        progress = in_parts(progress)
-        transition = transition_of(EVENTS["alpha_c"], model, run_one(_alpha_c(family, ends), progress))
-    require_kind(transition, "transition", Quantity, "the result of critical_alpha")
-    require_choice(transition.event, "transition.event", ["alpha_c"])
-    return run_one(_alpha_l(model, transition, family, ends, start), progress)
+    if transition is not None:
+        require_kind(transition, "transition", Quantity, "the result of critical_alpha")
+        require_choice(transition.event, "transition.event", ["alpha_c"])
+
+    def path(model: Model, alpha: None) -> Path:
+        here, critical = family.of(model), transition
+        if critical is None:
+            critical = transition_of(EVENTS["alpha_c"], model, (yield from _alpha_c(here, ends)))
+        elif critical.branches and not _same_numbers(critical.state.model, here.model):
+            raise InputError("transition", "must be the result of critical_alpha for the same model")
+        return (yield from _alpha_l(model, critical, here, ends, start))
+
+    return path
 
 
+def _same_numbers(first: Model, second: Model) -> bool:
+    """Return whether two models have the same numbers, which jax may trace in the first one."""
+    a, b = map(jax.tree.leaves, (lax.stop_gradient(first), second))
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@published
 def find_event(
     model: Model,
     event: str,
     nodes: AnyNodes = None,
     *,
-    start: Start,
+    start: Start | None = None,
     settings: Settings | None = None,
     sensitivities: bool = True,
     progress: Progress = None,
-) -> Quantity:
-    """Find an event near a guess, with its exact derivatives in every number of the model.
+) -> Paths[Quantity]:
+    """Find an event, with its exact derivatives in every number of the model.
+
+    "alpha_c": the losses of the positional and the semantic branch are equal. "semantic baseline", "positional
+    baseline": the branch's test error falls below that of the linear baseline. "semantic instability", "positional
+    instability": the branch stops being a minimum. "semantic pitchfork", "positional pitchfork": it bifurcates from the
+    uninformed state. "semantic fold", "positional fold": it turns back.
 
     Args:
         model: attention layer and data.
-        event: a name in `EVENTS`.
+        event: one of these names.
         nodes: recipe of the averages, or number of nodes; see `make_rule`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
-            between two of their points; or a `Guess`.
+            between two of their points; or a `Guess`. By default the event is searched for alpha from .05 to 3.
         settings: tolerances.
         progress: as in `solve`.
         sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
@@ -161,15 +180,25 @@ def find_event(
         A `Quantity`; status `absent` when there is no such event near the start.
 
     Raises:
-        InputError: the event is unknown, or the start does not belong to it.
+        InputError: the event is unknown, or the start does not belong to it; or there is no start, and the event does
+            not happen.
     """
     family, exact = _prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
     definition = event_of(event, family.model)
-    guess = guess_of(definition, start)
-    if guess is None:
+    guess = None if start is None else guess_of(definition, start)
+    if guess is None and start is not None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
-    return transition_of(definition, model, run_one(event_path(definition, family, guess, exact=exact), progress))
+
+    def path(model: Model, alpha: None) -> Path:
+        here = family.of(model)
+        if guess is None and event == "alpha_c":
+            zero = yield from _alpha_c(here, RANGE)
+        else:
+            zero = yield from event_path(definition, here, guess, exact=exact)
+        return transition_of(definition, model, zero)
+
+    return path
 
 
 def branch_ends(
@@ -221,23 +250,6 @@ def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Famil
     Their numbers are held: `transition_of` makes the result differentiable in the caller's model.
     """
     return Family(lax.stop_gradient(model), *prepared(model, nodes, settings))
-
-
-def transition_path(event: str, family: Family) -> Path:
-    """Path that finds an event of a model about which nothing is known; returns a `Quantity`.
-
-    Args:
-        event: a name in `EVENTS`, or "alpha_l".
-
-    Raises:
-        InputError: the event does not happen.
-    """
-    if event not in ("alpha_c", ALPHA_L):
-        zero = yield from event_path(EVENTS[event], family)
-        return transition_of(EVENTS[event], family.model, zero)
-    zero = yield from _alpha_c(family, RANGE)
-    critical = transition_of(EVENTS["alpha_c"], family.model, zero)
-    return (yield from _alpha_l(family.model, critical, family, RANGE)) if event == ALPHA_L else critical
 
 
 def _alpha_c(family: Family, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
@@ -329,7 +341,8 @@ class _Ends:
         alphas = [a for (p, q), n in gaps for a in np.geomspace(p.alpha, q.alpha, int(n) + 1)[1:-1]]
         added = []
         if alphas:
-            for step in walk(self.family.model, alphas[::-1], self.name, self.family.nodes, self.family.settings):
+            places = along_alpha(self.family.model, alphas[::-1])
+            for step in walk(places, self.name, self.family.nodes, self.family.settings):
                 added.append((yield from step))
         self.curve = Table.of_states(self.name, sorted([*known, *added], key=lambda point: float(point.alpha)))
 
@@ -401,32 +414,3 @@ def _between(transition: Quantity, low: float, high: float) -> Quantity:
     middle, margin, status = 0.5 * (low + high), 0.5 * (high - low), int(Status.max_steps)
     numbers = {"value": middle, "stderr": margin, "status": status}
     return dataclasses.replace(transition, **jax.tree.map(jnp.asarray, numbers), further={}, note="")
-
-
-THRESHOLDS: dict[str, Callable[[Model, AnyNodes], Quantity]] = thresholds.THRESHOLDS | small_start.THRESHOLDS
-
-
-@with_other_forms
-def threshold(model: Model, name: str, *, nodes: AnyNodes = None) -> Quantity:
-    """Return a threshold in alpha with its error bar and its derivatives in the numbers of the model.
-
-    "weak_recovery": below it the labels say nothing of the teacher's direction, even to an optimal learner.
-    "perfect_recovery": above it the teacher is recovered exactly, from exact labels that give its fields up to a sign.
-    "encodings separate", "teacher separates": above it this overlap of a small student grows faster than noise under
-    full-batch gradient descent, see `small_start`. Both are searched between 0.001 and 10,000.
-
-    The thresholds are also events of `sweep`.
-
-    Args:
-        model: as in `bayes` or `small_start`. Perfect recovery also needs labels without noise, and tokens that are
-            alike with one eigenvalue of their covariance.
-        name: one of the four names.
-        nodes: averages as in `bayes` or `small_start`; perfect recovery needs none.
-
-    Returns:
-        A `Quantity`; its status is `absent` if there is none.
-
-    Raises:
-        InputError: no threshold has this name; or as in `bayes` or `small_start`.
-    """
-    return THRESHOLDS[require_choice(name, "name", THRESHOLDS)](model, nodes)

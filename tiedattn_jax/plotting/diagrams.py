@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -18,9 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import distance_transform_edt, minimum_filter
 
 from ..base.errors import require
-from ..dynamics.landscape import words_of
+from ..base.results import Status
 from ..model.overlaps import PAIR
 from ..model.parameters import MODELS
+from ..phases.cells import runs_of
 from .style import (
     COLOURS,
     DASHES,
@@ -107,15 +107,17 @@ def _colours(axis: Axes, edges: Any, values: Any, is_shown: Any, colours: str, n
 def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
     """Draw a number over two axes as colours, with contour lines.
 
-    Cells without a result are grey. Cells whose error bar is above 1 % of the number are hatched.
+    Cells without a result are grey, or crossed where the search failed. Cells are hatched if their error bar is above
+    1 % of the number.
 
     Args:
         table: `phases.table.Table`.
         number: name of the number, by default that which was asked for.
         ax: axes for the only panel, "number", see `style.panels`; it gets a colour bar.
     """
-    (x, y), name = table.axes, number or table.kind.main
-    symbol = SYMBOLS.get(table.question, table.question) if name in ("alpha", "value") else LABELS.get(name, name)
+    (x, y), name = table.axes, number or table.main
+    is_main = name in ("alpha", "value", table.question)
+    symbol = SYMBOLS.get(table.question, table.question) if is_main else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
     xlabel, ylabel = table.names
     edges, found = (cell_edges(x), cell_edges(y)), ~np.ma.getmaskarray(values)
@@ -129,41 +131,45 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
                 lines = axis.contour(x, y, values, levels, colors="white", linewidths=0.9)
                 for artist in (lines, *axis.clabel(lines, fontsize=7)):
                     artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
-        _mark(axis, *edges, ~found, f"{symbol} not found", {"facecolor": "0.8", "lw": 0})
+        absent = table.status.T == Status.absent
+        _mark(axis, *edges, ~found & absent, f"no {symbol}", {"facecolor": "0.8", "lw": 0})
+        _mark(axis, *edges, ~found & ~absent, "the search failed", {**HATCHED, "hatch": "xxxx"})
         _mark(axis, *edges, found & (bars > _PRECISE * np.abs(values)), "error bar above 1 %", HATCHED)
         axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
-# Fill colours of the labels of a landscape: semantic minima are blue, positional ones red, several minima darker.
-_LABEL_COLOURS = ["#cfe0f1", "#f3d0c7", "#a9c9e8", "#eab4a6", "#9fb9d6", "#dd9c8c", "#7f9fc6", "#cc7a66"]
+# Colours of a landscape by its label without the part of the steepest descent, and what they mean.
+_MINIMA = {
+    0: ("#cfe0f1", "semantic minimum"),
+    4: ("#9fb9d6", "semantic minimum of two"),
+    1: ("#f3d0c7", "positional minimum"),
+    5: ("#dd9c8c", "positional minimum of two"),
+}
+_CHANGES = {"global": "-", "steepest": "--", "several": ":"}  # lines along which a part of a label changes
 
 
 def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
     """Draw the labels of the population risk over two numbers, and the lines along which they change.
+
+    The colour says which minimum is the global one, and of how many. Where the steepest descent from the origin leads
+    to the encodings, cells are hatched.
 
     Args:
         landscapes: table of landscapes over two axes.
         ax: axes for the one panel "label", see `style.panels`.
     """
     (x, y), label = landscapes.axes, np.nan_to_num(landscapes.values(), nan=-1).astype(int).T
-    present = np.unique(label[label >= 0])
-    lines = {
-        "global": ("-", "global minimum changes"),
-        "steepest": ("--", "steepest descent changes"),
-        "several": (":", "number of minima changes"),
-    }
+    minima, edges = np.where(label < 0, -1, label & ~2), (cell_edges(x), cell_edges(y))
     xlabel, ylabel = landscapes.names
     with panels(6.4, 4.6, xlabel=xlabel, ylabels={"label": ylabel}, ax=ax) as (drawing, ((axis,),)):
-        colours = [_LABEL_COLOURS[value] for value in present]
-        shown = np.ma.masked_where(label < 0, np.searchsorted(present, label))
-        axis.pcolormesh(x, y, shown, cmap=ListedColormap(colours), rasterized=True)
-        for value, colour in zip(present, colours, strict=True):
-            axis.fill([], [], color=colour, label=words_of(int(value)))
-        for change, (style, name) in lines.items():
-            for k, points in enumerate(landscapes.contours(lambda cell, name=change: cell.differences[name])):
-                options: dict[str, Any] = {"lw": 1.2, "label": None if k else name, "path_effects": _RIM}
-                axis.plot(*points.T, color="k", ls=style, gid=change, **options)
+        for value, (colour, name) in _MINIMA.items():
+            _mark(axis, *edges, minima == value, name, {"facecolor": colour, "lw": 0})
+        _mark(axis, *edges, (label >= 0) & (label & 2 > 0), "steepest descent towards the encodings", HATCHED)
+        for change, style in _CHANGES.items():
+            for points in landscapes.contours(lambda cell, name=change: cell.differences[name]):
+                axis.plot(*points.T, color="k", ls=style, lw=1.2, gid=change, path_effects=_RIM)
+        axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
@@ -180,7 +186,7 @@ def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None)
     """Draw the regions of a table of states of a wide layer over two axes. Cells without a state are white.
 
     Args:
-        table: `phases.table.Table` with the question "regions".
+        table: `phases.table.Table` of `wide.solve`.
         boundaries: further boundaries to draw if alpha is an axis: tables of events along the other axis.
         ax: axes for the one panel "region", see `style.panels`.
 
@@ -254,6 +260,11 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     if boundary.parameter == MODELS:  # there is nothing between the places of a list
         style = {"color": style["color"], "ls": "none", "ms": 4, "marker": "o" if style.get("ls") == "-" else "D"}
     axis.plot(*points, label=label if found.any() else None, gid=boundary.question, path_effects=_RIM, **style)
+    lone = [run.start for run in runs_of(found) if run.stop - run.start == 1]
+    if lone and boundary.parameter != MODELS:  # a line would not show them
+        marker = "o" if style.get("ls") == "-" else "D"
+        dots = {"color": style["color"], "ls": "none", "marker": marker, "ms": 4, "gid": f"{boundary.question}, points"}
+        axis.plot(*(a[lone] for a in points), path_effects=_RIM, **dots)
     bars = {"xerr" if alpha_is_x else "yerr": two_bars(boundary.stderr()[found])}
     style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars", **bars}
     (*_, (whiskers,)) = axis.errorbar(*(a[found] for a in points), **style)

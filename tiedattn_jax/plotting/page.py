@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from ..base.arrays import AnyArray
 from ..base.report import by_token, entries, plain
 from ..base.results import Status
 from ..model.overlaps import PAIR
-from ..phases.questions import numbers_of_states
+from ..phases.cells import runs_of
 from .diagrams import cell_edges
 from .style import COLOURS, LABELS, REGION_STYLES, is_geometric
 
-_TEMPLATE = Path(__file__).with_name("diagram.html")
+_TEMPLATE = resources.files(__package__).joinpath("diagram.html")
 _MARK = "/*data*/"  # where the data go
 _TICKS = 6  # labels of an axis, at most
 _SHOWN = "q", "V", "theta", "m", "train_loss", "gen_error", "gen_error_linear", "replicon", "jump_mass"
@@ -36,7 +36,7 @@ def diagram_page(diagram: Any) -> str:
     """Return the page of a `phases.diagram.PhaseDiagram`."""
     shares = [_share_of(np.asarray(values, float)) for _, values in (diagram.x, diagram.y)]
     states = {"positional": diagram.positional, "semantic": diagram.semantic, "global minimum": diagram.global_minimum}
-    numbers = {name: numbers_of_states(state) for name, state in states.items()}
+    numbers = {name: state.numbers() for name, state in states.items()}
     statuses = dict(zip(states, (*diagram.status, np.asarray(diagram.global_minimum.status)), strict=True))
     both, one = diagram.stable, diagram.winner  # the uninformed state is not tested for stability
     stable = dict(zip(states, (*both, np.select([one == 0, one == 1], [*both], one == len(PAIR))), strict=True))
@@ -62,7 +62,7 @@ def _setting(attrs: dict[str, Any]) -> str:
     """Return the model, its numbers and the averages in words."""
     numbers, nodes = {**attrs.get("numbers", {}), "alpha": attrs.get("alpha")}, attrs.get("nodes")
     words = [f"{name} = {plain(value)}" for name, value in numbers.items() if value is not None]
-    rule = f"{nodes['size']} {nodes['rule']}, {nodes['replicates']} replicates" if nodes else ""
+    rule = f"{nodes['size']} nodes ({nodes['rule']}), {nodes['replicates']} replicates" if nodes else ""
     return ", ".join(filter(None, [attrs.get("model"), *words, rule]))
 
 
@@ -133,14 +133,14 @@ def _panels(numbers: dict[str, Any], stable: dict[str, Any], uninformed: AnyArra
 
 
 def _boundary(line: Any, alpha_is_x: bool, x: _Share, y: _Share) -> dict[str, Any]:
-    """Return a boundary as points and bars of two error bars, in shares of both axes, where it was found."""
+    """Return a boundary as runs of neighbouring points, and bars of two error bars, in shares of both axes."""
     found = np.isfinite(line.alpha)
-    alpha, bar, at = line.alpha[found], np.nan_to_num(line.stderr()[found], posinf=0.0), line.at[found]
+    bar = np.nan_to_num(line.stderr(), posinf=0.0)
 
     def points(alphas: AnyArray) -> Any:
-        return np.stack([x(alphas), y(at)] if alpha_is_x else [x(at), y(alphas)], -1).tolist()
+        return np.stack([x(alphas), y(line.at)] if alpha_is_x else [x(line.at), y(alphas)], -1)
 
-    low, high = points(alpha - 2 * bar), points(alpha + 2 * bar)
-    bars = [list(ends) for ends in zip(low, high, strict=True)]
+    runs = [points(line.alpha)[run].tolist() for run in runs_of(found)]
+    bars = np.stack([points(line.alpha - 2 * bar), points(line.alpha + 2 * bar)], 1)[found].tolist()
     dash = "" if line.question == "alpha_c" else _DASH
-    return {"name": line.question.replace("alpha", "α"), "dash": dash, "points": points(alpha), "bars": bars}
+    return {"name": line.question.replace("alpha", "α"), "dash": dash, "runs": runs, "bars": bars}

@@ -12,9 +12,8 @@ from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
 from ..base.arrays import AnyArray, Number
 from ..base.errors import require
-from ..model.overlaps import BRANCHES, PAIR
+from ..model.overlaps import BRANCHES
 from ..model.parameters import scalar_parameters
-from ..phases.questions import BEST, LANDSCAPE
 from .style import (
     BESIDE,
     COLOURS,
@@ -28,6 +27,7 @@ from .style import (
     ORDER_COLOURS,
     ORDERS,
     OTHER,
+    ROOM,
     SYMBOLS,
     TURNS,
     Target,
@@ -128,7 +128,7 @@ def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
     There is one line for every replicate of the averages. Unstable stretches are dotted.
 
     Args:
-        paths: `phases.arclength.BranchPath` of one branch, one for each replicate.
+        paths: `phases.branch_path.BranchPath` of one branch, one for each replicate.
         ax: axes for the panels "order" and "train_loss", see `style.panels`.
         look: options of the lines, see `style.panels`.
     """
@@ -175,15 +175,15 @@ _MARKERS: dict[str, tuple[dict[str, Any], str]] = {
 def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
     """Plot the best value of a number, and the smallest test error, against alpha or another parameter.
 
-    The colour is that of the branch of the best state. Lines end where it changes its branch: there the best value
-    jumps. Bars are two error bars.
+    The colour is that of the branch of the best state. Between points on different branches the best value jumps; these
+    intervals are grey. Bars are two error bars.
 
     Args:
         table: table of best values along one axis.
         ax: axes for the panels "best" and "gen_error", see `style.panels`.
         look: options of the lines, see `style.panels`.
     """
-    number = table.question.removeprefix(BEST)
+    number = table.points[0].name
     ylabels = {"best": f"best {LABELS.get(number, number)}", "gen_error": f"smallest {ERROR}"}
     with panels(8, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         rows = table.table()
@@ -194,16 +194,16 @@ def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
             bars = two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
-                # The jumps lie between points, so that lines of one branch do not pass over another branch.
+                # Lines of one branch do not pass over another branch.
                 axis.plot(table.at, np.where(of_branch, values, np.nan), color=colour, lw=1.4, label=branch, gid=branch)
                 for place, (marker, _) in _MARKERS.items():
                     here = of_branch & (places == place)
                     if here.any():
                         style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
                         axis.errorbar(table.at[here], values[here], bars[here], **on(axis, style))
-            for k, place in enumerate(table.jumps):
-                label = f"{SYMBOLS.get(number, number)} jumps" if k == 0 else None
-                axis.axvline(place, color=shown(axis, INK), lw=0.8, ls=":", label=label, gid=f"jump{BESIDE}")
+            for k, interval in enumerate(table.jumps):
+                label = f"{SYMBOLS.get(number, number)} jumps in between" if k == 0 else None
+                axis.axvspan(*interval, color=shown(axis, INK), lw=0, alpha=0.1, label=label, gid=f"jump{BESIDE}")
         lam, error = axes[0]
         for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
             marker, meaning = _MARKERS[place]
@@ -266,7 +266,7 @@ def table_figure(table: Any, number: str = "", ax: Target = None, **look: Any) -
         ax: axes for the only panel, "number", see `style.panels`.
         look: options of the lines, see `style.panels`.
     """
-    names = [number] if number else list(PAIR) if table.question == LANDSCAPE else [table.kind.main]
+    names = [number] if number else list(table.form.drawn) or [table.main]
     ylabels = {"number": "population risk" if len(names) > 1 else names[0]}
     with panels(5.5, 3.8, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for name in names:
@@ -331,26 +331,36 @@ def optimal_error(axis: Axes, points: Any, *, beside: bool = False) -> None:
 
 
 _FEW = 1e-6  # share of the eigenvalues below which none is said to be zero
+_SPIKE = 0.1  # a maximum below this share of the largest eigenvalue is a spike at zero
+_HIGH = 3.0  # a spike above this many times the density elsewhere is cut off
 
 
 def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
     """Plot the density of the eigenvalues of a wide layer's trained matrix, and the share of those that are zero.
 
-    The share is the height of the bar at zero, in units of the height of the panel.
+    The share is the height of the bar at zero, in units of the height of the panel. A spike of the density near zero is
+    cut off, and the legend says how high it is.
 
     Args:
-        spectrum: `wide.solve.WideSpectrum`.
+        spectrum: `wide.states.WideSpectrum`.
         ax: axes to draw on instead of a new figure.
         look: options of the lines, see `style.panels`.
     """
     zeros, colour = float(spectrum.zeros), COLOURS["semantic"]
+    label = f"density of {1 - zeros:.3g} of all eigenvalues"
+    values, density = np.asarray(spectrum.values), np.asarray(spectrum.density)
+    peak, body = (np.max(density[part], initial=0.0) for part in (values >= 0, values > _SPIKE * float(spectrum.edge)))
+    has_spike = bool(peak > _HIGH * body > 0)
     with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax, look=look) as (
         drawing,
         axes,
     ):
         axis = axes[0, 0]
-        line(axis, spectrum.values, spectrum.density, colour, f"density of {1 - zeros:.3g} of all eigenvalues")
+        line(axis, values, density, colour, label + f", up to {peak:.2g}" * has_spike)
+        is_free = axis.get_autoscaley_on()
         frame(axis)
+        if has_spike and is_free:
+            axis.set_ylim(0, (1 + ROOM) * body, auto=True)
         if zeros > _FEW:
             style: dict[str, Any] = {
                 "color": shown(axis, INK),
@@ -364,6 +374,8 @@ def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
 
 def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
     """Plot what the states of a wide layer have learned along an axis: overlaps, the spectrum, and the errors.
+
+    Errors have a logarithmic axis if all are positive: the test error is much smaller than the distance.
 
     Args:
         table: `phases.table.Table` of states along one axis.
@@ -393,10 +405,12 @@ def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
             rho**0.5,
         )
     with panels(11, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
-        for axis, lines in zip(axes[0], drawn.values(), strict=True):
+        for axis, (part, lines) in zip(axes[0], drawn.items(), strict=True):
             for name, (label, colour, dash, unit) in lines.items():
                 values, bar = table.values(name) / unit, table.stderr(name) / unit
                 line(axis, table.at, values, colour, label, bar=bar, dash=dash)
+            if part == "errors" and not any(np.any(table.values(name) <= 0) for name in lines):
+                axis.set_yscale("log")
             scale(axis, table.at)
             frame(axis)
     return drawing

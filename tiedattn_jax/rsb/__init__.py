@@ -8,6 +8,9 @@ cluster_law     the law of the fields within a cluster, and the weight of a shee
 clusters        the search for the jumps within a cluster, and the average over its minima
 potentials      the two potentials that everything follows from, and the fields that they average over
 newton          Newton's method for their equations
-fixed_points    `solve_1rsb`, and its result
-transitions     shift of the transitions by replica symmetry breaking
+fixed_points    `solve`, and its result
+transitions     `transition`: the shift of transitions by replica symmetry breaking
 """
+
+from .fixed_points import solve as solve
+from .transitions import transition as transition

@@ -18,6 +18,7 @@ from ..averages.program import program
 from ..averages.recipes import Lines
 from ..averages.rules import REPLICATES, Replicate, Rule
 from ..base.arrays import Number, cholesky, indexed, inverse, one_by_one, precise
+from ..base.derivatives import instantiated, with_tangent
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.progress import Progress, in_parts
 from ..base.report import Description, Row
@@ -86,7 +87,7 @@ class OneRSBPoint(Replicated):
     has no state, losses, energy and complexity are NaN, and it adds nothing to their derivatives.
 
     Attributes:
-        model, alpha, branch: the arguments of `solve_1rsb`.
+        model, alpha, branch: the arguments of `rsb.solve`.
         ground: whether s is that of the ground state.
         rs: the RS state, on the same lines.
         replicates: the state in every replicate.
@@ -133,7 +134,7 @@ class OneRSBPoint(Replicated):
         kind = "ground state" if self.ground else "state"
         return f"{self.branch} branch at alpha = {self.alpha:g}, 1RSB {kind}"
 
-    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def shown(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the means of all numbers that are shown of the state, and their error bars."""
         values = self.replicates.numbers()
         return {name: jnp.mean(a, 0) for name, a in values.items()}, {name: error_bar(a) for name, a in values.items()}
@@ -147,7 +148,7 @@ class OneRSBPoint(Replicated):
         return super().describe()._replace(status=f"{self.status_name}, {residual}")
 
 
-def solve_1rsb(
+def solve(
     model: Model,
     alpha: Number,
     branch: str = "positional",
@@ -178,18 +179,18 @@ def solve_1rsb(
             selects more numerous minima of higher energy.
         order, lines, seed: parameters of the rule of lines; see `Lines`.
         replicates: independent replicates of the averages; their scatter is the error bar.
-        progress: as in `solve`.
+        progress: as in `tiedattn_jax.solve`.
 
     Raises:
-        InputError: as `solve`; the model is in float32, or has traced numbers, a penalty or classes of tokens; `s` is
-            not positive.
+        InputError: as `tiedattn_jax.solve`; the model is in float32, or has traced numbers, a penalty or classes of
+            tokens; `s` is not positive.
     """
-    needs(model, "solve_1rsb", float64=True, ridge_only=True, independent=True)
+    needs(model, "rsb.solve", float64=True, ridge_only=True, independent=True)
     branch = require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))
     if not is_concrete(primals):
-        raise InputError("model", "must have concrete numbers for solve_1rsb, got traced ones: call it outside jax.jit")
+        raise InputError("model", "must have concrete numbers for rsb.solve, got traced ones: call it outside jax.jit")
     require_count(replicates, "replicates", 2)
     if s is not None:
         s = require_number(s, "s", "positive", lambda v: v > 0, model.lam.dtype)
@@ -213,7 +214,7 @@ def solve_1rsb(
 
 
 def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, seed: int) -> Rule:
-    """Return the rule of lines of `solve_1rsb`; its RS state is solved on the same lines."""
+    """Return the rule of lines of `rsb.solve`; its RS state is solved on the same lines."""
     return Lines(order, lines=lines, points=_POINTS, seed=seed, replicates=replicates).rule(model)
 
 
@@ -328,7 +329,7 @@ def _broken(
         residual=jnp.asarray(result.residual),
         status=jnp.asarray(int(result.status)),
     )
-    state = state if moving is None else with_derivatives((rs.model, rs.alpha), state, moving)
+    state = state if moving is None else with_derivatives(state, (rs.model, rs.alpha), moving)
     numbers = state.train_loss - rs_replicate.train_loss, _test_error(rs.model, state.overlaps, lines)
     return eqx.tree_at(lambda b: (b.elevation, b.gen_error), state, numbers)
 
@@ -338,34 +339,26 @@ def _test_error(model: Model, x: OneRSBOverlaps, lines: Replicate) -> Float[Arra
     return gen_error_in(model, Overlaps(x.q1, x.V, x.theta, x.m), lines)
 
 
-@jax.custom_jvp
-def with_derivatives(numbers: tuple[Model, Float[Array, ""]], state: BrokenState, moving: Moving) -> BrokenState:
-    """Return a state of one replicate with its first derivatives in the model and alpha.
+@with_tangent
+def with_derivatives(primals: tuple, tangents: tuple) -> BrokenState:
+    """Return the first argument of ``(state, numbers, moving)``, a state of one replicate, with first derivatives.
 
-    A number without a known derivative, such as `loss_by_model`, has the derivative NaN. Second derivatives raise an
-    error.
+    They are derivatives in the numbers, the model and alpha. A number without a known derivative, such as
+    `loss_by_model`, has the derivative NaN. Second derivatives raise an error.
     """
-    return state
-
-
-@with_derivatives.defjvp
-@precise
-def _(primals: tuple, tangents: tuple) -> tuple[BrokenState, BrokenState]:
-    numbers, state, moving = primals
+    state, numbers, moving = primals
     slopes, moving = first_order(((state.loss_by_model, state.loss_by_alpha), moving), numbers)
-    terms = jax.tree.map(lambda a, d: jnp.sum(a * d), slopes, tangents[0])
+    directions = instantiated(numbers, tangents[1])
+    terms = jax.tree.map(lambda a, d: jnp.sum(a * d), slopes, directions)
     loss = sum(jax.tree.leaves(terms), jnp.zeros_like(state.train_loss))
-    direction = ravel_pytree(tangents[0])[0]
-    undefined = jax.tree.map(
-        lambda a, d: jnp.full_like(a, jnp.nan) * loss if eqx.is_inexact_array(a) else d, state, tangents[1]
-    )
+    direction = ravel_pytree(directions)[0]
+    undefined = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan) * loss if eqx.is_inexact_array(a) else a, state)
     motion = jax.tree.map(lambda a: a @ direction, moving)
-    tangent = eqx.tree_at(
+    return eqx.tree_at(
         lambda s: (s.train_loss, s.overlaps, s.s, s.conjugates, s.loss_by_alpha, s.loss_by_log_s),
         undefined,
         (loss, *motion),
     )
-    return with_derivatives(*primals), tangent
 
 
 @precise

@@ -20,17 +20,18 @@ from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..phases.events import ALPHA_L, EVENTS, as_event, baseline_branch
-from ..phases.locate import Family, guess_of, root_rates, zero_path
+from ..phases.follow import Family
+from ..phases.locate import guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one
 from ..theory.quantities import Quantity, if_known, with_sensitivities
 from ..theory.solve import Request, solve_checked
-from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve_1rsb
+from .fixed_points import ORDER, OneRSBPoint, lines_1rsb, solve
 
 _FINAL = 1e-7  # last relative step in alpha: the sensitivities of each theory are taken at its own root
 
 
-def transition_1rsb(
+def transition(
     model: Model,
     event: str = "alpha_c",
     transition: Quantity | None = None,
@@ -63,15 +64,15 @@ def transition_1rsb(
         model: attention layer and data.
         event: "alpha_c" or "alpha_l".
         transition: the result of `critical_alpha` for the same model; by default it is computed first.
-        order, lines, replicates, seed: as in `solve_1rsb`.
+        order, lines, replicates, seed: as in `rsb.solve`.
         progress: as in `solve`.
 
     Raises:
-        InputError: as `solve_1rsb`; the transition is of the wrong kind or was not found; for alpha_l, the model has no
+        InputError: as `rsb.solve`; the transition is of the wrong kind or was not found; for alpha_l, the model has no
             `target`, or there is no RS alpha_l.
     """
     event = require_choice(event, "event", ["alpha_c", ALPHA_L])
-    needs(model, "transition_1rsb", float64=True, ridge_only=True, independent=True)
+    needs(model, "rsb.transition", float64=True, ridge_only=True, independent=True)
     primal, progress = lax.stop_gradient(model), in_parts(progress)
     if transition is None:
         transition = critical_alpha(primal, progress=progress)
@@ -99,7 +100,7 @@ _Shift = tuple[tuple[OneRSBPoint, ...], Float[Array, " R"], Model]
 
 def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any], progress: Progress) -> _Shift:
     """Return the shift of alpha_c, where the losses of both branches cross, from the RS value `alpha`."""
-    pair = tuple(solve_1rsb(model, alpha, branch, progress=progress, **rule) for branch in PAIR)
+    pair = tuple(solve(model, alpha, branch, progress=progress, **rule) for branch in PAIR)
     a, b = (point.replicates for point in pair)
     shifts = -(a.elevation - b.elevation) / (a.loss_by_alpha - b.loss_by_alpha)
     # RS states at the 1RSB alpha_c give the change of the derivatives on the way. Both theories are on the same lines.
@@ -123,7 +124,7 @@ def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any], pro
     zero = run_one(zero_path(event, family, guess, tol=_FINAL), progress)
 
     def excess(model: Model, alpha: Number) -> tuple[Float[Array, " R"], OneRSBPoint]:
-        point = solve_1rsb(model, alpha, branch, progress=progress, **rule)
+        point = solve(model, alpha, branch, progress=progress, **rule)
         return point.rs.replicates.gen_error_linear - point.replicates.gen_error, point
 
     alpha = zero.at - jnp.mean(excess(model, zero.at)[0] / zero.slopes)

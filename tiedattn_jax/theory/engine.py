@@ -22,11 +22,12 @@ few numbers per lane, so it runs on the host's CPU.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,43 @@ def run(
 def run_one(path: Path, progress: Progress = None) -> Any:
     """Run one path and return its result."""
     return run([path], progress=progress)[0]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# A function of a model and an alpha (None if the search needs none) that returns the path of this setting.
+Paths: TypeAlias = Callable[[Any, Any], Generator[Any, Any, T]]
+
+
+def published(body: Callable[P, Paths[T]]) -> Callable[P, T]:
+    """Publish a search as a function of a model.
+
+    The body has the arguments of the public function: a `model`, for some searches an `alpha`, options, and `progress`.
+    It checks them and returns a function of a model and an alpha, the path of that setting. The public function runs
+    the path of its own setting. `sweep` calls the body, the attribute `paths`, once, and runs the paths of all settings
+    in one pool.
+    """
+    signature = inspect.signature(body)
+
+    @functools.wraps(body)
+    def public(*args: P.args, **options: P.kwargs) -> T:
+        given = signature.bind(*args, **options).arguments
+        path = body(*args, **options)(given["model"], given.get("alpha"))
+        return run_one(path, given.get("progress"))
+
+    result = str(signature.return_annotation).removeprefix("Paths[").removesuffix("]")
+    vars(public).update(paths=body, __signature__=signature.replace(return_annotation=result))
+    return public
+
+
+def with_paths(paths: Callable[..., Paths[T]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that gives a public function the `paths` of its settings; see `published`."""
+
+    def decorate(fn: Callable[P, T]) -> Callable[P, T]:
+        vars(fn).update(paths=paths)
+        return fn
+
+    return decorate
 
 
 def cores() -> int:
@@ -353,7 +391,7 @@ def _equations_all(of_lane: Callable, rule: Rule, rows: Float[Array, "lanes k"])
     return Equations(model, alpha, jax.vmap(either)(number == COARSE, coarse, replicates), free)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)  # it holds the classes of layers, also of those that a user has dropped
 def _on_devices(mesh: Mesh, fn: Callable[..., PyTree], *static: Callable) -> Callable[..., Float[Array, "lanes k"]]:
     """Return a function of lanes that gives its numbers as rows, compiled with the options of `_graphs`.
 

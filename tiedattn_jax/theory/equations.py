@@ -7,7 +7,6 @@ derivatives in the numbers of the model and alpha, and the total derivatives of 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ from jaxtyping import Array, Float, PyTree
 
 from ..averages.program import lane_by_lane, program
 from ..averages.rules import Points, Replicate, Rule, average, average_of_weighted, search_block
-from ..base.arrays import Number, StateArray, precise, spread_to, zeros
+from ..base.arrays import Number, StateArray, spread_to, zeros
+from ..base.derivatives import instantiated, with_tangent
 from ..base.results import Settings
 from ..model.model import Model, over_kinds
 from ..model.overlaps import Conjugates, Coordinates, Overlaps, impose, sentence_overlaps
@@ -104,9 +104,13 @@ class Equations(eqx.Module):
         return jnp.full(template.shape, jnp.nan, template.dtype)
 
     def search(self, v: Float[Array, " n"], settings: Settings, attempts: Number, stall: Number) -> Outcome:
-        """Run a whole search from coordinates v, see `Newton`; with zero attempts it ends before its first step."""
+        """Run a whole search from coordinates v, see `Newton`.
+
+        With zero attempts, or from coordinates that are not finite, it ends before its first step.
+        """
         newton = Newton(self.coordinates, settings, stall, attempts)
-        first = newton.begin(v, self.empty_evaluation(v))._replace(ended=jnp.asarray(attempts == 0))
+        ended = (attempts == 0) | ~jnp.all(jnp.isfinite(v))
+        first = newton.begin(v, self.empty_evaluation(v))._replace(ended=ended)
         return lax.while_loop(lambda s: ~s.ended, lambda s: newton.advance(s, self.answer(s.trial)), first).outcome
 
     def state(self, outcome: Outcome) -> State:
@@ -220,30 +224,27 @@ def search(equations: Equations, start: Overlaps, settings: Settings, attempts: 
     return equations.state(equations.search(equations.coordinates.pack(start), settings, attempts, stall))
 
 
-@jax.custom_jvp
-def with_tangents(model: Model, alpha: Float[Array, ""], nodes: Rule, free: Float[Array, " 2"], states: State) -> State:
-    """Return `states`, with the derivatives of fixed points in the numbers of the model and in alpha.
+@with_tangent
+def with_tangents(primals: tuple, tangents: tuple) -> State:
+    """Return the first argument, ``(states, model, alpha, nodes, free)``, with the derivatives of fixed points.
 
-    The derivatives of a replicate without a state are zero.
+    They are derivatives in the numbers of the model and in alpha, and zero for a replicate without a state.
     """
-    return states
-
-
-@with_tangents.defjvp
-@precise
-def _(primals: Any, tangents: Any) -> tuple[State, State]:
-    model, alpha, nodes, free, _ = primals
-    *setting_tangents, _, _, state_tangents = tangents
-    states = with_tangents(*primals)
+    states, model, alpha, nodes, free = primals
+    state_tangents, *setting_tangents = tangents[:3]
     derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
-    direction, exists = ravel_pytree(tuple(setting_tangents))[0], states.has_state
+    direction, exists = ravel_pytree(instantiated((model, alpha), tuple(setting_tangents)))[0], states.has_state
 
     def of_states(a: Float[Array, "R ..."]) -> Float[Array, "R ..."]:
         return jnp.where(spread_to(exists, a), a, 0.0)
 
     # Reverse mode multiplies slopes with cotangents, and either can be NaN without a state: both are set to zero.
     moving = jax.tree.map(lambda slope: of_states(of_states(slope) @ direction), derivatives)
-    return states, dataclasses.replace(state_tangents, **moving)
+    return eqx.tree_at(lambda s: [getattr(s, k) for k in moving], state_tangents, [*moving.values()], is_leaf=_is_none)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
 
 
 @program
@@ -259,17 +260,12 @@ def _derivatives(
     return lax.map(replicate_derivatives, (nodes.stack, xs))
 
 
-@jax.custom_jvp
-def first_order(tree: PyTree, numbers: PyTree) -> PyTree:
-    """Return `tree`, a function of `numbers`, but raise a TypeError when it is differentiated.
+@with_tangent
+def first_order(primals: tuple, tangents: tuple) -> Any:
+    """Return the first argument of ``(tree, numbers)``, a function of the numbers; its derivatives raise a TypeError.
 
     Without this the derivatives would silently be zero.
     """
-    return tree
-
-
-@first_order.defjvp
-def _(primals: Any, tangents: Any) -> Any:
     text = "transitions and states with 1RSB have first derivatives only"
     raise TypeError(f"{text}: take differences of `sensitivities` or `loss_by_model` for the second")
 

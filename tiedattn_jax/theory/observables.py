@@ -223,14 +223,14 @@ def largest_eigenvalue(positive: Float[Array, "n n"], symmetric: Float[Array, "n
     """Return the largest eigenvalue of the product P S of a positive semidefinite and a symmetric matrix.
 
     Its derivative is l (dP S + P dS) r / (l . r), with the right eigenvector r and the left eigenvector l = S r. This
-    is exact to first order, and finite if eigenvalues of P itself are degenerate.
+    is exact to first order, and finite if eigenvalues of P itself are degenerate. It is zero for P = 0.
     """
     P, S = lax.stop_gradient((positive, 0.5 * (symmetric + symmetric.T)))
     values, vectors = jnp.linalg.eigh(P)
     nonzero = values > 1e-6 * values[-1]  # directions in the null space of P do not count
     root = vectors * jnp.sqrt(jnp.where(nonzero, values, 0.0))
     inner_values, inner = jnp.linalg.eigh(root.T @ S @ root - jnp.diag(jnp.where(nonzero, 0.0, 1e6)))
-    value, right = inner_values[-1], root @ inner[:, -1]
+    value, right = jnp.where(jnp.any(nonzero), inner_values[-1], 0.0), root @ inner[:, -1]
     left = S @ right  # l . r is the eigenvalue
     quotient = left @ positive @ symmetric @ right / jnp.where(value == 0, 1.0, value)
     return value + quotient - lax.stop_gradient(quotient)

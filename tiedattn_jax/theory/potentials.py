@@ -34,6 +34,9 @@ def stationary(fn: Callable[[PyTree, PyTree], Float[Array, "..."]]) -> Callable[
 
     The function must be evaluated at a `z(p)` where it is stationary in `z`. Its value is `fn(z, p)`, and its
     derivative is the partial derivative in `p`. A second derivative includes the motion of `z(p)`.
+
+    A loop in jax may lose this rule, see `base/derivatives.py`. The derivatives of `fn` itself are the same, as those
+    in z vanish.
     """
 
     @jax.custom_jvp
@@ -196,7 +199,10 @@ def _gain(
 
 @jax.custom_jvp
 def _gains(penalty: Penalty, packed: Float[Array, "K n"]) -> Float[Array, " K"]:
-    """Return `_mean_gain`; its second derivatives in `packed` are computed as one Hessian, see `_slopes`."""
+    """Return `_mean_gain`; its second derivatives in `packed` are computed as one Hessian, see `_slopes`.
+
+    Loops may lose both rules, because they give the derivatives of the functions themselves.
+    """
     return _mean_gain(penalty, *_unpacked(packed))
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..base.arrays import StateArray, spread_to
+from ..base.arrays import StateArray, indexed, spread_to
+from ..base.derivatives import instantiated, with_tangent
 from ..base.errors import InputError
 from ..base.report import WORDS, Description, Row, entries, picture, plain, with_error
-from ..base.results import Average, Result, Status, error_bar, quorum
+from ..base.results import LINE_FIGURE, MAP_FIGURE, Average, Column, InTable, Result, Status, error_bar, joined, quorum
 from ..model.model import Model
 from ..model.parameters import arrays_of, scalar_parameters
 from .equations import first_order
@@ -107,7 +108,7 @@ class Quantity(Result):
         Args:
             values: the number in every replicate; NaN in those that lack it.
             rates: its derivatives in the numbers of the setting, leaves (R, ...): a model, or a model and an array for
-                alpha. None if they are not known.
+                alpha. None if they are not known. Those of replicates that lack the number do not count.
             setting: the caller's model, or model and alpha, in which the result is differentiable. None if `values`
                 have their own derivatives.
             status: see `Quantity.status`.
@@ -119,6 +120,7 @@ class Quantity(Result):
         slopes: Sequence[Any] = (None, None, None)
         if rates is not None:
             values = values if setting is None else with_sensitivities(values, rates, setting)
+            rates = jax.tree.map(lambda a: jnp.where(spread_to(jnp.isfinite(values), a), a, jnp.nan), rates)
             pair = rates if isinstance(rates, tuple) else (rates, None)
             (by_model, by_alpha), (bars, alpha_bar) = _mean_and_bar(pair)
             slopes = by_model, bars, None if by_alpha is None else Average(by_alpha, alpha_bar)
@@ -135,9 +137,8 @@ class Quantity(Result):
         """
         exists = jnp.isfinite(values)
         known = quorum(exists)
-        values, rates = jax.tree.map(lambda a: jnp.where(spread_to(exists, a), a, jnp.nan), (values, rates))
         status = jnp.where(known, Status.converged, Status.absent)
-        return cls.of(values, rates, status=status, known=known, **fields)
+        return cls.of(jnp.where(exists, values, jnp.nan), rates, status=status, known=known, **fields)
 
     @classmethod
     def of_model(cls, values: Callable[[Any], Float[Array, " R"]], model: Any, **fields: Any) -> Quantity:
@@ -156,6 +157,32 @@ class Quantity(Result):
         return self.note or ("" if np.isfinite(float(self.value)) else "it does not happen")
 
     @property
+    def has_result(self) -> bool:
+        return not self.reason if self.name == "alpha" else bool(np.isfinite(float(self.value)))
+
+    @property
+    def question(self) -> str:
+        """The event, or else the number: a table of such results has this name."""
+        return self.event or self.name
+
+    @property
+    def in_table(self) -> InTable:
+        if "place" in dict(self.labels):
+            return InTable("value", figures=("theory.best_figure", MAP_FIGURE), headline=_best_words)
+        line = "theory.boundary_figure" if self.name == "alpha" else LINE_FIGURE
+        return InTable(self.name, figures=(line, MAP_FIGURE))
+
+    def numbers(self) -> dict[str, Column]:
+        """Return the number under the name of its event, further ones, and labels in words, with their error bars."""
+        numbers: dict[str, Any] = {self.event or self.name: self} if self.name == "alpha" else {self.name: self}
+        numbers |= {name: number for name, number in self.further.items() if isinstance(number, Quantity)}
+        labels = {name: text for name, text in self.labels if text is None or isinstance(text, str)}
+        if "branch" in labels:
+            labels["branch"] = str(self.state.branch) if self.branches else ""
+        columns: dict[str, Column] = {name: (float(a.value), float(a.stderr)) for name, a in numbers.items()}
+        return columns | {name: (text, None) for name, text in labels.items()}
+
+    @property
     def state(self) -> Any:
         """The first of `branches`.
 
@@ -167,7 +194,12 @@ class Quantity(Result):
         return self.branches[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers and labels, and the `to_dict` of every state; valid JSON if all numbers are finite."""
+        """Return all numbers and labels, and the `to_dict` of every state; valid JSON if all numbers are finite.
+
+        A batch has lists over its lanes.
+        """
+        if jnp.ndim(self.value):
+            return joined([indexed(self, k).to_dict() for k in range(len(self.value))])
         report: dict[str, Any] = {"event": self.event} if self.event else {}
         report |= plain(dict(self.labels)) | {self.name: float(self.value), "stderr": float(self.stderr)}
         report |= self.derivatives()
@@ -235,6 +267,14 @@ class Quantity(Result):
         return [(key, *row) for key, row in rows.items()]
 
 
+def _best_words(table: Any) -> str:
+    jumps = table.jumps if len(table.names) == 1 else []
+    places = ", ".join(f"between {low:.4g} and {high:.4g}" for low, high in jumps)
+    branch = next((point.branch for point in table.points), None)
+    words = f"{branch} branch" if branch else "global minimum"
+    return f"{table.question} of the {words}{places and f' that jumps at {table.parameter} {places}'}"
+
+
 def if_known(numbers: PyTree, status: Int[Array, "..."], known: bool | Bool[Array, ""] = True) -> PyTree:
     """Return numbers, or NaN if they are not known or the status says that there is no state.
 
@@ -255,22 +295,18 @@ def _mean_and_bar(rates: PyTree[Float[Array, "R ..."]]) -> tuple[Any, Any]:
     return jax.tree.map(lambda a: jnp.nanmean(a, 0), rates), jax.tree.map(error_bar, rates)
 
 
-@jax.custom_jvp
-def with_sensitivities(
-    values: Float[Array, " R"], rates: PyTree[Float[Array, "R ..."]], setting: PyTree[Float[Array, "..."]]
-) -> Float[Array, " R"]:
-    """Return the values with `rates` (leading axis R) as their first derivatives in the numbers of a setting.
+@with_tangent
+def with_sensitivities(primals: tuple, tangents: tuple) -> Float[Array, " R"]:
+    """Return the first argument of ``(values, rates, setting)``, numbers of R replicates.
 
-    The derivatives of values that are not finite are zero.
+    The rates (leading axis R) are their first derivatives in the numbers of the setting. The derivatives of values that
+    are not finite are zero.
     """
-    return values
-
-
-@with_sensitivities.defjvp
-def _(primals: Any, tangents: Any) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
     values, rates, setting = primals
     rates = jax.tree.map(lambda a: jnp.where(spread_to(jnp.isfinite(values), a), a, 0.0), rates)
     terms = jax.tree.map(
-        lambda s, d: jnp.sum((s * d).reshape(values.shape[0], -1), 1), first_order(rates, setting), tangents[2]
+        lambda s, d: jnp.sum((s * d).reshape(values.shape[0], -1), 1),
+        first_order(rates, setting),
+        instantiated(setting, tangents[2]),
     )
-    return values, sum(jax.tree.leaves(terms), jnp.zeros_like(values))
+    return sum(jax.tree.leaves(terms), jnp.zeros_like(values))

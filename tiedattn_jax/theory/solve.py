@@ -34,20 +34,40 @@ from ..base.arrays import (
     stacked,
 )
 from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
-from ..base.kinds import with_other_forms
 from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
-from .engine import run_one
+from .engine import Paths, run_one, with_paths
 from .equations import Equations, with_tangents
 from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
 from .paths import Lane, Path, replicates_of
 from .states import FixedPoint, State
 
 
-@with_other_forms
+def _paths(
+    model: Model,
+    alpha: Number,
+    branch: str | None = "semantic",
+    nodes: AnyNodes = None,
+    *,
+    start: FixedPoint | Overlaps | None = None,
+    settings: Settings | None = None,
+) -> Paths[FixedPoint]:
+    """Return the path of `solve` at any setting."""
+    _, _, branch, rule, overlaps, tolerances = _checked(model, alpha, branch, nodes, None, start, settings)
+    rule = make_rule(rule, model)
+
+    def path(model: Model, alpha: Float[Array, ""]) -> Path:
+        path = default_path(model, alpha, branch, rule, overlaps, tolerances, fallback=nodes is None)
+        states, _, _ = yield from path
+        return FixedPoint(model, alpha, states, branch)
+
+    return path
+
+
+@with_paths(_paths)
 def solve(
     model: Model,
     alpha: Number,
@@ -130,7 +150,7 @@ def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
         starts = branch_start(primal[0], branch) if start is None else start
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
         states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
-    return FixedPoint(model, alpha, with_tangents(model, alpha, rule, free, states), branch)
+    return FixedPoint(model, alpha, with_tangents(states, model, alpha, rule, free), branch)
 
 
 class Problem(NamedTuple):
@@ -277,13 +297,6 @@ def _trace(q: Float[Array, "L r r"]) -> Float[Array, " L"]:
     return jnp.trace(q, axis1=1, axis2=2)
 
 
-def with_replicate_axis(x: Overlaps, replicates: int) -> Overlaps:
-    """Give overlaps a leading replicate axis, on the host, unless they have one."""
-    if x.m.ndim == 3:
-        return x
-    return jax.tree.map(lambda a: np.broadcast_to(np.asarray(a), (replicates, *np.shape(a))), x)
-
-
 @eqx.filter_jit
 def branch_start(model: Model, branch: str | None) -> Overlaps:
     """Return the overlaps from which a branch is looked for by default."""
@@ -404,7 +417,7 @@ def _checked(
     settings: Settings | None,
 ) -> Request:
     """Check the arguments of `solve`; without settings, set a tolerance that allows for `rtol`."""
-    check(model, even=branch is not None)
+    model = check(model, even=branch is not None)
     require_kind(settings, "settings", (Settings, type(None)), "a Settings such as Settings(tol=1e-4)")
     request = Request(
         model,

@@ -29,7 +29,9 @@ from .equations import Equations
 from .solve import branch_start, check_alpha, check_start
 from .states import FixedPoint
 
-_SETTLED = 1e-8  # relative change of the order parameters in an iteration, at the end, that counts as convergence
+# A run has converged if its last iteration changes every order parameter by less than this: a relative change, or units
+# of rounding, whichever is more. An m or theta below this share of its largest possible size is rounding.
+_SETTLED, _ROUNDING = 1e-8, 20
 
 
 class Iterates(eqx.Module):
@@ -69,7 +71,7 @@ class StateEvolution(Replicated):
         """Means over the replicates."""
         return self.mean.overlaps
 
-    def numbers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def shown(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return vars(self.mean.overlaps), vars(self.stderr.overlaps)
 
     def describe(self) -> Description:
@@ -123,7 +125,7 @@ def state_evolution(
     Raises:
         InputError: alpha is not positive, shapes do not fit, or the start is outside of the domain.
     """
-    check(model, even=branch is not None)
+    model = check(model, even=branch is not None)
     alpha = check_alpha(model, alpha)
     require_count(steps, "steps")
     free = branch_of(branch).free(model)
@@ -157,9 +159,14 @@ def _iterates(
         begin = start, jnp.asarray(Status.converged, jnp.int32)
         (_, status), path = lax.scan(iterate, begin, None, length=steps)
         path = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, path)
-        change = jax.tree.map(lambda a: jnp.max(jnp.abs(a[-1] - a[-2])) / (1e-30 + jnp.max(jnp.abs(a[-2]))), path)
-        settled = (change.q < _SETTLED) & (change.V < _SETTLED)
-        moving = jnp.where(settled, Status.converged, Status.max_steps)
+        rounding = _ROUNDING * jnp.finfo(start.q.dtype).eps
+        before, after = indexed(path, -2), indexed(path, -1)
+        q, V, rho = (jnp.max(jnp.abs(a)) for a in (before.q, before.V, model.rho))
+        is_settled = jnp.array(True)
+        for a, b, size in zip(*map(jax.tree.leaves, (before, after)), (q, V, (q * rho) ** 0.5, q**0.5), strict=True):
+            bound = jnp.maximum(_SETTLED, rounding) * jnp.max(jnp.abs(a)) + rounding * size
+            is_settled &= jnp.max(jnp.abs(b - a)) <= bound
+        moving = jnp.where(is_settled, Status.converged, Status.max_steps)
         return Iterates(path, jnp.where(status == Status.converged, moving, status).astype(jnp.int32))
 
     return rule.each(follow)

@@ -14,9 +14,22 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from ..averages.rules import Rule
-from ..base.arrays import StateArray, precise, spread_to
+from ..base.arrays import StateArray, indexed, precise, spread_to
 from ..base.report import WORDS, Description, Printed, Row, by_token, rows_of, with_error
-from ..base.results import Average, MeanField, Replicated, Status, error_bar, has_state, mean_of_existing, quorum
+from ..base.results import (
+    MAP_FIGURE,
+    Average,
+    Column,
+    InTable,
+    MeanField,
+    Replicated,
+    Status,
+    error_bar,
+    has_state,
+    joined,
+    mean_of_existing,
+    quorum,
+)
 from ..model import overlaps as ov
 from ..model.model import Model
 from ..model.overlaps import Conjugates, OrderNumber, Overlaps, shapes_of
@@ -24,6 +37,8 @@ from ..model.parameters import scalar_parameters
 from .observables import Diagnostics, second_minimum_share
 
 _NOTHING = 1e-12  # `rs_error` below this is rounding of the loss
+# Numbers that mean something where there is no state.
+_ALWAYS = "residual", "gen_error_linear"
 _SHOWN = 5e-4  # the printed report of a state mentions a share of unresolved nodes from this on
 
 
@@ -211,12 +226,48 @@ class FixedPoint(Replicated):
         """Name of the branch of the state, from its overlaps; concrete numbers only. See `overlaps.label`."""
         return ov.label(self.model, self.overlaps)
 
+    @property
+    def has_result(self) -> bool:
+        return bool(self.exists)
+
+    @property
+    def question(self) -> str | None:
+        """The branch: a table of such states has this name."""
+        return self.branch
+
+    @property
+    def in_table(self) -> InTable:
+        shown = "branch", "q", "V", "theta", "m", "train_loss", "gen_error", "replicon", "jump_mass"
+        figures = "theory.branch_figure", MAP_FIGURE
+        return InTable("train_loss", figures=figures, shown=shown, headline=_branches, always=_ALWAYS)
+
+    def numbers(self) -> dict[str, Column]:
+        """Return all numbers with their error bars by name, those of a batch as arrays (*batch, ...).
+
+        They are NaN where there is no state, but for those in `_ALWAYS`. A single state also has its `alpha`, its
+        branch, and whether it exists.
+        """
+        missing, means, bars = ~np.asarray(self.exists), self.mean.numbers(), self.stderr.numbers()
+
+        def column(name: str, values: Any) -> Float[np.ndarray, "..."]:
+            values = np.asarray(values, float)
+            return values if name in _ALWAYS else np.where(spread_to(missing, values), np.nan, values)
+
+        labels: dict[str, Column] = {}
+        if not missing.ndim:
+            labels = {"alpha": (float(self.alpha), None), "branch": (self.branch or self.label, None)}
+            labels["exists"] = not missing, None
+        names = [name for name in means if name != "status"]
+        return labels | {name: (column(name, means[name]), column(name, bars[name])) for name in names}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the setting, the numbers of the state and, in `stderr`, their error bars; JSON if they are finite.
 
         An order parameter that all tokens share up to its sign is one number, that of the first token. Other order
-        parameters are nested lists.
+        parameters are nested lists. A batch has lists over its lanes.
         """
+        if jnp.ndim(self.alpha):
+            return joined([indexed(self, k).to_dict() for k in range(len(self.alpha))])
         numbers, bars = self.mean.numbers(), self.stderr.numbers()
         pairs = {name: by_token(a, bars[name]) for name, a in numbers.items()}
         worst = {"status": self.status_name, "residual": float(self.residual)}
@@ -265,6 +316,11 @@ class FixedPoint(Replicated):
         if self.status == Status.absent:
             status = "absent; the overlaps are those of the state in which it has vanished"
         return Description(title, status, numbers, details)
+
+
+def _branches(table: Any) -> str:
+    labels = dict.fromkeys(point.label for point in table.points if point.exists)
+    return f"{table.question or ', '.join(labels) or 'any'} branch"
 
 
 def states_table(

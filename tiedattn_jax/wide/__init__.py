@@ -1,15 +1,30 @@
 """Wide layers: query-key matrices whose rank grows with the dimension.
 
-layer     the loss of symmetric scores, its numbers and scalings
-spectrum  laws of the teacher's eigenvalues, the free convolution with a semicircle, the prior's potential
-channel   averages over the scores: the proximal operator
-solve     the equations and their fixed points; the spectrum of the trained matrix
-optimum   the onset of content, thresholds, the optimal learner
-finite    sentences of finite dimension, training, message passing
-tables    sweeps and diagrams over numbers of the layer, runs beside the theory
-
-The public functions `solve`, `critical_alpha`, `threshold`, `bayes`, `sweep`, `phase_diagram`, `sample_data`, `train`,
-`gamp`, `heldout_error` and `run_instances` take a wide layer; their forms for it are registered here.
+laws           laws of the teacher's eigenvalues
+layer          the loss of symmetric scores, its numbers and scalings
+spectrum       the free convolution of a law with a semicircle, the prior's potential
+channel        averages over the scores: the proximal operator
+states         a state and how it prints; the spectrum of the trained matrix
+fixed_points   the equations and their fixed points
+optimum        the onset of content, thresholds, the optimal learner
+finite         sentences of finite dimension, training, message passing
+instances      runs on such sentences beside the theory
 """
 
-from . import finite as finite, optimum as optimum, solve as solve, tables as tables
+from .finite import (
+    gamp as gamp,
+    heldout_error as heldout_error,
+    sample_data as sample_data,
+    train as train,
+)
+from .fixed_points import solve as solve
+from .instances import run_instances as run_instances
+from .laws import SpectrumLaw as SpectrumLaw, Wishart as Wishart
+from .layer import DotProduct as DotProduct, Layer as Layer
+from .optimum import (
+    bayes as bayes,
+    onset as onset,
+    perfect_recovery as perfect_recovery,
+    position as position,
+    ridge_recovery as ridge_recovery,
+)

@@ -1,6 +1,6 @@
 """Averages of a wide layer's channel: the proximal operator of the loss over the scores of student and teacher.
 
-The scores of a fresh sentence are Gaussian, in the coordinates of `WideLayer.basis` independent with the covariance
+The scores of a fresh sentence are Gaussian, in the coordinates of `Layer.basis` independent with the covariance
 [[q, m], [m, rho]] of the student's w and the teacher's y. The proximal point minimises ``loss(h) + |h - w|^2 / (2 V)``.
 """
 
@@ -22,7 +22,7 @@ from ..base.arrays import determinant, ldl_solve, total
 from ..base.derivatives import derivative_along, with_tangent
 from ..base.errors import InputError, is_concrete
 from ..base.nodewise import nodewise
-from .layer import WideLayer
+from .layer import Layer
 
 # A trapezoid rule on a lattice in a ball. The loss of softmax scores has poles at a distance pi / beta, which
 # Gauss-Hermite rules meet slowly: with 12 nodes a dimension q is wrong by 2 %. With these steps, for a spread of one of
@@ -54,7 +54,7 @@ class WideNodes(eqx.Module):
     weight: Float[Array, "R N"]
 
 
-def wide_nodes(layer: WideLayer, nodes: Any, *, whole: bool = False) -> WideNodes:
+def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
     """Return the nodes of a layer's averages.
 
     Args:
@@ -78,7 +78,7 @@ def wide_nodes(layer: WideLayer, nodes: Any, *, whole: bool = False) -> WideNode
     return WideNodes(normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight)
 
 
-def _lattice(layer: WideLayer, half: bool) -> WideNodes:
+def _lattice(layer: Layer, half: bool) -> WideNodes:
     """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
 
     Args:
@@ -145,7 +145,7 @@ def fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Arra
     return m / jnp.sqrt(rho) * nodes.teacher + spread * nodes.student, jnp.sqrt(rho) * nodes.teacher
 
 
-def directions(layer: WideLayer, nodes: WideNodes) -> Float[Array, "n k N"]:
+def directions(layer: Layer, nodes: WideNodes) -> Float[Array, "n k N"]:
     """Return D: the numbers t of the encodings shift the student's scores by D t inside the loss.
 
     Encodings whose length grows with d shift all coordinates freely. Those of length P, p_1 = -p_2, have a spike of S
@@ -160,7 +160,7 @@ def directions(layer: WideLayer, nodes: WideNodes) -> Float[Array, "n k N"]:
 
 
 def averages(
-    layer: WideLayer,
+    layer: Layer,
     nodes: WideNodes,
     q: Array,
     m: Array,
@@ -216,7 +216,7 @@ class Response(NamedTuple):
     information: Float[Array, ""]
 
 
-def response(layer: WideLayer, h: Array, y: Array, V: Array, shift: Array) -> Response:
+def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> Response:
     """Return the messages at proximal points h."""
     H = at_nodes(_hessian)(layer, h, y, shift)
     n = len(h)
@@ -225,7 +225,7 @@ def response(layer: WideLayer, h: Array, y: Array, V: Array, shift: Array) -> Re
 
 
 def second_start(
-    layer: WideLayer, nodes: WideNodes, q: Array, m: Array, V: Array, t: Float[Array, " k"], points: Array
+    layer: Layer, nodes: WideNodes, q: Array, m: Array, V: Array, t: Float[Array, " k"], points: Array
 ) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
     """Return proximal points, or those that are found from the fields where they are lower, and their share if unequal.
 
@@ -250,15 +250,13 @@ def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N
     return jnp.einsum("ikN,k->iN", D, t)
 
 
-def test_error(layer: WideLayer, nodes: WideNodes, q: Array, m: Array, t: Float[Array, " k"]) -> Array:
+def test_error(layer: Layer, nodes: WideNodes, q: Array, m: Array, t: Float[Array, " k"]) -> Array:
     """Return the loss on fresh sentences without noise."""
     w, y = fields(nodes, q, m, layer.teacher.rho)
     return jnp.sum(nodes.weight * at_nodes(_loss)(layer, w, y, _shift(directions(layer, nodes), t)))
 
 
-def prox(
-    layer: WideLayer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None
-) -> Float[Array, "n N"]:
+def prox(layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
     Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
@@ -295,7 +293,7 @@ def prox(
 def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
     h, layer, w, y, V, shift = primals
 
-    def residual(layer: WideLayer, w: Array, y: Array, V: Array, shift: Array) -> Array:
+    def residual(layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Array:
         return h - w + V * at_nodes(_gradient)(layer, h, y, shift)
 
     change = derivative_along(residual, (layer, w, y, V, shift), tangents[1:])
@@ -308,7 +306,7 @@ def at_nodes(fn: Any) -> Any:
     return lambda layer, h, y, shift: nodewise(fn)(layer, h + shift, y)
 
 
-def _loss(layer: WideLayer, h: Array, y: Array) -> Array:
+def _loss(layer: Layer, h: Array, y: Array) -> Array:
     return layer.node_loss(h, y)
 
 

@@ -26,12 +26,11 @@ from ..base.errors import (
     require_positive,
     shaped_array,
 )
-from ..base.kinds import form_of
 from ..base.report import Description, rows_of
-from ..base.results import Average, Result, Status
+from ..base.results import Average, Result, Status, student_factor
 from .channel import prox, response
-from .layer import WideLayer
-from .solve import WidePoint
+from .layer import Layer, require_layer
+from .states import WidePoint
 
 _TOL = 1e-9  # relative change of the matrix in the last step of training
 _PASSED = 1e-8  # the same for message passing
@@ -64,8 +63,7 @@ class WideData(eqx.Module):
         return len(self.x) / self.x.shape[-1] ** 2
 
 
-@form_of("sample_data", WideLayer)
-def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData:
+def sample_data(model: Layer, d: int, alpha: Number, key: Array) -> WideData:
     """Draw n = alpha d^2 sentences. The teacher has the quantiles of its law as eigenvalues, in a random basis.
 
     Long encodings are orthogonal, with length sqrt(d); those of order one are opposite.
@@ -74,8 +72,9 @@ def sample_wide(model: WideLayer, d: int, alpha: Number, key: Array) -> WideData
         InputError: d is no count of at least two, alpha is not positive, the sentences do not fit into the memory, or
             there are fewer dimensions than encodings.
     """
+    require_layer(model)
     require_count(d, "d", minimum=max(2, model.tokens))
-    require_key(key)
+    key = require_key(key)
     count = float(require_positive(alpha, "alpha", float)) * d**2
     n, L, dtype = max(1, round(count)), model.tokens, model.tau.dtype
     require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
@@ -138,9 +137,8 @@ class WideTraining(Result):
         return Description(title, self.status_name, [*rows, ("iterations", str(int(self.iterations)))])
 
 
-@form_of("train", WideLayer)
-def train_wide(
-    model: WideLayer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
+def train(
+    model: Layer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
 ) -> WideTraining:
     """Minimise the risk: over S by accelerated proximal gradients, whose zeros are exact, or over Q by L-BFGS.
 
@@ -149,11 +147,11 @@ def train_wide(
         key: random key of the first Q, and of the sentences of the test error; by default that of zero.
         steps: largest number of steps.
     """
-    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    require_layer(model)
+    require_kind(data, "data", WideData, "sentences from wide.sample_data")
     require_choice(over, "over", ("S", "Q"))
     require_count(steps, "steps")
-    key = jax.random.key(0) if key is None else key
-    require_key(key)
+    key = require_key(jax.random.key(0) if key is None else key)
     if over == "S":
         S, count, done = _proximal_gradient(model, data, steps)
     else:
@@ -164,7 +162,7 @@ def train_wide(
     return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
 
 
-def _empirical(layer: WideLayer, data: WideData, S: Array) -> Float[Array, ""]:
+def _empirical(layer: Layer, data: WideData, S: Array) -> Float[Array, ""]:
     """Return the summed losses of the training sentences over d^2."""
     d = data.x.shape[-1]
     return jnp.sum(jax.vmap(layer.loss)(scores(data.x, S), data.scores)) / d**2
@@ -186,7 +184,7 @@ def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
 
 @program
 @precise
-def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Array, Any, Array]:
+def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array, Any, Array]:
     """Minimise over S = W S' W. W shrinks the span of the encodings, whose length makes the problem ill-conditioned."""
     x, p = data.x, data.encodings
     d = x.shape[-1]
@@ -236,7 +234,7 @@ def _proximal_gradient(layer: WideLayer, data: WideData, steps: int) -> tuple[Ar
 
 @program
 @precise
-def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
+def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
     d, columns = first.shape
     tol = _tolerance(_TOL, first)
     scale = d * jnp.sqrt(columns / d)
@@ -262,7 +260,7 @@ def _factor_descent(layer: WideLayer, data: WideData, first: Float[Array, "d k"]
 
 @program
 @precise
-def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
+def _report(layer: Layer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
     n, _, d = data.x.shape
     values = jnp.linalg.eigvalsh(S)
     risk, trace = _empirical(layer, data, S), jnp.trace(S) / d
@@ -283,9 +281,9 @@ def _report(layer: WideLayer, data: WideData, S: Array, count: Array, status: Ar
     )
 
 
-def _fresh_losses(layer: WideLayer, data: WideData, S: Array, key: Array, blocks: int) -> Float[Array, " n"]:
+def _fresh_losses(layer: Layer, data: WideData, S: Array, key: Array, blocks: int) -> Float[Array, " n"]:
     """Return the losses of fresh sentences without noise, `_BLOCK` for each block."""
-    # `split` and `fold_in` of small numbers derive equal keys from a key; the tokens would be those of `sample_wide`.
+    # `split` and `fold_in` of small numbers derive equal keys from a key; the tokens would be those of `sample_data`.
     key, shape = jax.random.fold_in(key, _FRESH), (_BLOCK, *data.encodings.shape)
 
     def losses(k: Int[Array, ""]) -> Float[Array, " block"]:
@@ -295,11 +293,10 @@ def _fresh_losses(layer: WideLayer, data: WideData, S: Array, key: Array, blocks
     return lax.map(losses, jnp.arange(blocks)).ravel()
 
 
-@form_of("heldout_error", WideLayer)
-def heldout_wide(
-    model: WideLayer, data: WideData, S: Array, key: Array | None = None, *, sentences: int = 50_000
+def heldout_error(
+    model: Layer, data: WideData, S: Array, key: Array | None = None, *, sentences: int = 50_000
 ) -> Average:
-    """Estimate the test error of a matrix S; this is `heldout_error` for a `WideLayer`.
+    """Estimate the test error of a matrix S.
 
     With a key, the sentences are fresh and their labels without noise. Without one, they are those of the data, which
     training must not have used.
@@ -312,11 +309,12 @@ def heldout_wide(
     Raises:
         InputError: S has another shape, or `sentences` is below two.
     """
-    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    require_layer(model)
+    require_kind(data, "data", WideData, "sentences from wide.sample_data")
     S = shaped_array("S", S, "d d", {"d": data.x.shape[-1]}, data.x.dtype)
     require_count(sentences, "sentences", 2)
     if key is not None:
-        require_key(key)
+        key = require_key(key)
         return _heldout(model, data, S, key, -(-int(sentences) // _BLOCK))
     require(len(data.x) >= 2, "data", len(data.x), "two sentences or more for an error bar")
     return _given(model, data, S)
@@ -324,23 +322,23 @@ def heldout_wide(
 
 @program
 @precise
-def _heldout(layer: WideLayer, data: WideData, S: Array, key: Array, blocks: int) -> Average:
+def _heldout(layer: Layer, data: WideData, S: Array, key: Array, blocks: int) -> Average:
     return _average(_fresh_losses(layer, data, S, key, blocks))
 
 
 @program
 @precise
-def _given(layer: WideLayer, data: WideData, S: Array) -> Average:
+def _given(layer: Layer, data: WideData, S: Array) -> Average:
     return _average(jax.vmap(layer.loss)(scores(data.x, S), data.scores))
 
 
 def _average(losses: Float[Array, " n"]) -> Average:
-    return Average(jnp.mean(losses), jnp.std(losses, ddof=1) / np.sqrt(losses.size))
+    scale = float(student_factor(losses.size) / np.sqrt(losses.size))
+    return Average(jnp.mean(losses), scale * jnp.std(losses, ddof=1))
 
 
-@form_of("gamp", WideLayer)
-def gamp_wide(
-    model: WideLayer, data: WideData, *, damping: Number = 0.0, steps: int = 300, key: Array | None = None
+def gamp(
+    model: Layer, data: WideData, *, damping: Number = 0.0, steps: int = 300, key: Array | None = None
 ) -> WideTraining:
     """Message passing; its fixed point is a minimum of the risk.
 
@@ -352,20 +350,22 @@ def gamp_wide(
     Raises:
         InputError: the layer has encodings, damping is not in [0, 1), or `steps` is no count.
     """
+    require_layer(model)
     if model.encodings is not None:
         raise InputError("model", "must have no encodings for message passing: train it instead")
-    require_kind(data, "data", WideData, "sentences from sample_data with a wide layer")
+    require_layer(model)
+    require_kind(data, "data", WideData, "sentences from wide.sample_data")
     damping = as_number(damping, "damping", model.tau.dtype)
     require((damping >= 0) & (damping < 1), "damping", damping, "in [0, 1)")
     require_count(steps, "steps")
+    key = require_key(jax.random.key(0) if key is None else key)
     S, count, done = _message_passing(model, data, damping, steps)
-    key = jax.random.key(0) if key is None else key
     return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
 
 
 @program
 @precise
-def _message_passing(layer: WideLayer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
+def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
     d, tol = data.x.shape[-1], _tolerance(_PASSED, data.x)
 
     def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)

@@ -13,16 +13,18 @@ tau -> tau / sigma^2.
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
 
-from ..base.arrays import Number
+from ..base.arrays import AnyArray, Number, either
 from ..base.errors import (
     InputError,
     as_array,
@@ -31,12 +33,16 @@ from ..base.errors import (
     require,
     require_choice,
     require_count,
+    require_kind,
     require_not_negative,
     require_number,
     require_positive,
 )
 from ..base.report import Description, Printed, entries
-from .spectrum import Eigenvalues, SpectrumLaw, Wishart
+from ..base.results import Status
+from .laws import Eigenvalues, SpectrumLaw, Wishart, is_positive
+
+T = TypeVar("T")
 
 LOSSES = "squared", "cross_entropy"
 TARGETS = "softmax", "hardmax"
@@ -44,7 +50,20 @@ LONG = "long"
 _SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
 
 
-class WideLayer(Printed):
+class Long(eqx.Module):
+    """Encodings whose length grows with d, as a field of a layer; they equal the text "long"."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Long) or (isinstance(other, str) and other == LONG)
+
+    def __hash__(self) -> int:
+        return hash(LONG)
+
+    def __repr__(self) -> str:
+        return repr(LONG)
+
+
+class Layer(Printed):
     """A student and a teacher whose query-key matrices have extensive rank. Subclass it, and write `loss`.
 
     Attributes:
@@ -53,8 +72,8 @@ class WideLayer(Printed):
         noise: variance of Gaussian noise on the teacher's scores; those of a token with itself have twice as much.
         teacher: law of the eigenvalues of the teacher's matrix S*.
         tokens: number of tokens L.
-        length: length of the encodings p_1 = -p_2 if it is of order one; else None.
-        is_long: whether there are linearly independent encodings whose length grows with d.
+        encodings: length of the encodings p_1 = -p_2 if it is of order one; "long" for linearly independent encodings
+            whose length grows with d; None without.
         basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
             where the w_i of random scores are independent and have the variance of S.
     """
@@ -63,10 +82,9 @@ class WideLayer(Printed):
     kappa: Float[Array, ""]
     noise: Float[Array, ""]
     teacher: SpectrumLaw
-    length: Float[Array, ""] | None
+    encodings: Float[Array, ""] | Long | None
     tokens: int = eqx.field(static=True)
-    is_long: bool = eqx.field(static=True)
-    _basis: tuple = eqx.field(static=True)
+    _basis: str = eqx.field(static=True, init=False)  # equinox warns of numbers in such a field
 
     def __init__(
         self,
@@ -77,7 +95,7 @@ class WideLayer(Printed):
         kappa: Number = 1.0,
         noise: Number = 0.0,
         tokens: int = 2,
-        encodings: str | Number | None = None,
+        encodings: str | Long | Number | None = None,
     ):
         self.kappa = require_positive(kappa, "kappa")
         if (tau is None) == (lam is None):
@@ -89,12 +107,13 @@ class WideLayer(Printed):
         self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
         require_count(tokens, "tokens")
         self.tokens = tokens
-        self.is_long = isinstance(encodings, str)
-        if self.is_long:
+        if isinstance(encodings, str):
             require_choice(encodings, "encodings", (LONG,))
-        has_length = not (self.is_long or encodings is None)
-        self.length = require_positive(encodings, "encodings", self.tau.dtype) if has_length else None
-        self._basis = ()
+            encodings = Long()
+        if not (encodings is None or isinstance(encodings, Long)):
+            encodings = require_positive(encodings, "encodings", self.tau.dtype)
+        self.encodings = encodings
+        self._basis = "[]"
         self._basis = _basis_of(self)
         if encodings is not None and (tokens, self.seen) != (2, 2):
             text = "two tokens and a loss that does not see a common shift of all scores"
@@ -105,9 +124,21 @@ class WideLayer(Printed):
         """Return the loss of a sentence from the symmetric scores of the student and of the teacher."""
 
     @property
-    def encodings(self) -> str | Float[Array, ""] | None:
-        """None, "long", or the length of the encodings."""
-        return LONG if self.is_long else self.length
+    def is_long(self) -> bool:
+        """Whether the length of the encodings grows with d."""
+        return isinstance(self.encodings, Long)
+
+    @property
+    def length(self) -> Float[Array, ""] | None:
+        """Length of the encodings if it is of order one."""
+        return None if isinstance(self.encodings, Long) else self.encodings
+
+    @property
+    def in_range(self) -> Bool[Array, ""]:
+        """Whether the numbers of the layer, which jax may trace, can be used."""
+        numbers = [self.tau, self.kappa, *([] if self.length is None else [self.length])]
+        are_positive = jnp.all(jnp.stack([is_positive(number) for number in numbers]))
+        return are_positive & (self.noise >= 0) & jnp.isfinite(self.noise) & self.teacher.in_range
 
     @property
     def is_hard(self) -> bool:
@@ -129,7 +160,7 @@ class WideLayer(Printed):
 
     @property
     def basis(self) -> Float[np.ndarray, "n L L"]:
-        return np.asarray(self._basis)
+        return np.array(json.loads(self._basis))
 
     @property
     def is_even(self) -> bool:
@@ -146,7 +177,7 @@ class WideLayer(Printed):
     @property
     def seen(self) -> int:
         """Number n of directions of the scores that the loss sees."""
-        return len(self._basis)
+        return len(self.basis)
 
     def node_loss(self, w: Float[Array, " n"], y: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the loss from the coordinates of the scores in the directions that it sees."""
@@ -172,12 +203,13 @@ class WideLayer(Printed):
 
     def describe(self) -> Description:
         numbers = [(name, entries(value)) for name, value in vars(self).items() if isinstance(value, jax.Array)]
+        numbers += [("encodings", LONG)] * self.is_long
         numbers.append(("teacher", self.teacher.describe().what))
         numbers.append(("tokens", str(self.tokens)))
         return Description(type(self).__name__, numbers=numbers)
 
 
-class WideDotProduct(WideLayer):
+class DotProduct(Layer):
     """Tied dot-product attention of extensive rank: row-wise softmax of beta times the scores.
 
     The target is (1 - omega) softmax(beta Y) + omega A. Hard attention has a hardmax in place of its softmax, one where
@@ -187,7 +219,8 @@ class WideDotProduct(WideLayer):
         beta: inverse temperature.
         omega: positional share of the target, in [0, 1].
         mixing: the positional part A of the target, (L, L), rows summing to one.
-        loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy".
+        loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy"; as an argument
+            it is called `loss`, too.
         target: "softmax" or "hardmax".
 
     Raises:
@@ -210,12 +243,13 @@ class WideDotProduct(WideLayer):
         kappa: Number = 1.0,
         omega: Number = 0.0,
         mixing: Any = None,
-        encodings: str | Number | None = None,
+        encodings: str | Long | Number | None = None,
         noise: Number = 0.0,
         tokens: int = 2,
-        loss: str = "squared",
+        loss: str | None = None,
         target: str = "softmax",
         teacher: SpectrumLaw | Any = None,
+        loss_name: str = "squared",
     ):
         require_count(tokens, "tokens", minimum=2)
         L = tokens
@@ -223,7 +257,7 @@ class WideDotProduct(WideLayer):
         self.omega = as_number(omega, "omega", float)
         self.mixing = as_array(np.full((L, L), 1 / L) if mixing is None else mixing, "mixing", jnp.result_type(float))
         require(self.mixing.shape == (L, L), "mixing", self.mixing.shape, f"of shape ({L}, {L})")
-        self.loss_name = require_choice(loss, "loss", LOSSES)
+        self.loss_name = require_choice(loss_name if loss is None else loss, "loss", LOSSES)
         self.target = require_choice(target, "target", TARGETS)
         law = Wishart(0.5) if teacher is None else teacher
         super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
@@ -232,8 +266,13 @@ class WideDotProduct(WideLayer):
         require_positive(self.beta, "beta")
         require_number(self.omega, "omega", "in [0, 1]", lambda v: (v >= 0) & (v <= 1))
         if is_concrete(self.mixing):
-            is_stochastic = (self.mixing >= 0).all() & (abs(self.mixing.sum(-1) - 1) < 1e-6).all()
-            require(is_stochastic, "mixing", self.mixing, "rows of shares that sum to one")
+            known = np.asarray(self.mixing)  # jax would trace the comparisons, too
+            require(_are_shares(known), "mixing", known, "rows of shares that sum to one")
+
+    @property
+    def in_range(self) -> Bool[Array, ""]:
+        is_share = (self.omega >= 0) & (self.omega <= 1)
+        return super().in_range & is_positive(self.beta) & is_share & jnp.all(_are_shares(self.mixing))
 
     @property
     def is_hard(self) -> bool:
@@ -250,18 +289,45 @@ class WideDotProduct(WideLayer):
         return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
 
 
-def require_smooth(layer: WideLayer) -> None:
-    """Refuse labels that jump with the scores."""
+def _are_shares(mixing: AnyArray) -> Any:
+    """Return which entries of a matrix are positive, in rows that sum to one."""
+    return (mixing >= 0) & (abs(mixing.sum(-1, keepdims=True) - 1) < 1e-6)
+
+
+def require_layer(model: Any) -> None:
+    """Raise an `InputError` unless the model is a wide layer."""
+    require_kind(model, "model", Layer, "a wide layer such as wide.DotProduct(tau=0.1)")
+
+
+def require_smooth(layer: Layer) -> None:
+    """Refuse what is no wide layer, and labels that jump with the scores."""
+    require_layer(layer)
     if layer.is_hard:
         text = "must be softmax for the theory of training, got hardmax: use `bayes`, or `train` in finite dimension"
         raise InputError("target", text)
 
 
-def require_none(**arguments: Any) -> None:
-    """Refuse arguments of a public function that have no meaning for wide layers."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise InputError(name, f"must be left out for a wide layer, got {name}={value!r}")
+def guarded(answer: Callable[..., T], layer: Layer, *numbers: Array, valid: Bool[ArrayLike, ""] = True) -> T:
+    """Return ``answer(layer, *numbers)``; NaN and the status `nonfinite` where traced numbers are out of range.
+
+    Args:
+        numbers: further arguments, which must be positive.
+        valid: a further condition.
+    """
+    if is_concrete(layer, numbers):
+        return answer(layer, *numbers)  # its numbers have been checked
+    in_range = layer.in_range & valid
+    for number in numbers:
+        in_range &= is_positive(number)
+    # Every layer can be solved with all numbers .5. These replace bad numbers, so that no search meets NaN.
+    good = jax.tree.map(lambda a: jnp.full_like(a, 0.5), (layer, *numbers))
+
+    def masked(a: Array) -> Array:
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            return jnp.where(in_range, a, jnp.nan)
+        return a & in_range if a.dtype == bool else jnp.where(in_range, a, Status.nonfinite)
+
+    return jax.tree.map(masked, answer(*either(in_range, (layer, *numbers), good)))
 
 
 def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
@@ -280,7 +346,7 @@ def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "
     return np.round(rows, digits)
 
 
-def _probe(layer: WideLayer) -> tuple[Callable[[Array], Array], Array]:
+def _probe(layer: Layer) -> tuple[Callable[[Array], Array], Array]:
     """Return a function of pairs of scores (K, 2, pairs of tokens) to losses, and random scores of the teacher's size.
 
     Traced numbers are replaced, because the form of the loss matters only.
@@ -304,8 +370,8 @@ def _units(L: int) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]
     return units, np.where(rows == columns, 2.0, 1.0)
 
 
-def _basis_of(layer: WideLayer) -> tuple:
-    """Return a basis, orthonormal in the metric of random scores, of the directions that the loss sees.
+def _basis_of(layer: Layer) -> str:
+    """Return, as text, a basis, orthonormal in the metric of random scores, of the directions that the loss sees.
 
     These are the directions of its gradients at random scores.
     """
@@ -326,4 +392,4 @@ def _basis_of(layer: WideLayer) -> tuple:
     values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
     C = vectors * np.sqrt(values_) @ vectors.T
     basis = np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
-    return tuple(tuple(map(tuple, m)) for m in np.round(basis, 15).tolist())
+    return json.dumps((np.round(basis, 15) + 0.0).tolist())  # no negative zeros

@@ -24,19 +24,20 @@ from jaxtyping import Array, Float, Int, PyTree
 from ..averages.program import program
 from ..base.arrays import Number, precise, total
 from ..base.derivatives import bisected_root, with_root
-from ..base.errors import InputError, is_concrete, require_choice, require_positive
-from ..base.kinds import form_of
+from ..base.errors import InputError, is_concrete, require_positive
 from ..base.progress import Progress, one_search
 from ..base.report import Description, rows_of
-from ..base.results import Result, Status
+from ..base.results import Column, InTable, Result, Status
 from ..theory.quantities import Quantity
 from .channel import WideNodes, wide_nodes
-from .layer import WideDotProduct, WideLayer, require_none, require_smooth
-from .solve import without_content
-from .spectrum import SpectrumLaw, Wishart, convolution
+from .fixed_points import without_content
+from .laws import SpectrumLaw, Wishart
+from .layer import DotProduct, Layer, guarded, require_layer, require_smooth
+from .spectrum import Nodes, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
-_DELTAS = 1e-12, 1e6  # of Delta over rho
+_DELTAS = 1e-12, 1e3  # range of Delta: over rho, and over rho + noise
+_RESOLVED = 1e-4  # share of the eigenvalues that the nodes of a resolved spectrum may miss
 _REACH = 8.0  # of an integral over a normal number
 _PLACES, _ANGLES = 97, 12  # of the integrals for hard attention, which are then right to 1e-10
 _LEAST = 1e-12  # probability of signs below which they contribute nothing
@@ -62,6 +63,15 @@ class WideOptimum(Result):
     perfect_alpha: Float[Array, "*batch"]
     status: Int[Array, "*batch"]
 
+    @property
+    def in_table(self) -> InTable:
+        return InTable("distance", headline=lambda table: "the optimal learner of a wide layer")
+
+    def numbers(self) -> dict[str, Column]:
+        """Return the numbers by name; they are exact."""
+        names = "distance", "q", "noise", "perfect_alpha"
+        return {name: (float(getattr(self, name)), 0.0) for name in names}
+
     def describe(self) -> Description:
         meanings = {
             "distance": "||<S> - S*||^2 / d of the posterior mean",
@@ -78,33 +88,38 @@ def _log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) 
     return with_root(fn, jnp.exp(bisected_root(lambda t: fn(jnp.exp(t), *frozen), jnp.log(low), jnp.log(high))), *args)
 
 
-@form_of("bayes", WideLayer)
-def bayes_wide(model: WideLayer, alpha: Number, *, nodes: Any = None, start: str | None = None) -> WideOptimum:
-    """Solve for the Bayes-optimal learner of a wide layer; this is `bayes` for a `WideLayer`.
+def bayes(model: Layer, alpha: Number) -> WideOptimum:
+    """Solve for the Bayes-optimal learner of a wide layer. There is nothing to average, and one state only.
 
     The labels must reveal the scores that the loss sees, as softmax rows do, or be those of hard attention
     (`target="hardmax"`). Neither omega nor the encodings matter as long as omega is below one, because they are known.
 
     Raises:
-        InputError: alpha is not positive, omega is one, hard attention has more than two tokens, or `nodes` or `start`
-            are given: there is nothing to average, and one state only.
+        InputError: alpha is not positive, omega is one, or hard attention has more than two tokens.
     """
-    require_none(nodes=nodes, start=start)
+    require_layer(model)
     omega = getattr(model, "omega", 0.0)
     if is_concrete(omega) and float(omega) >= 1:
         raise InputError("omega", f"must be below one for the optimal learner, got omega={float(omega)}")
     if model.is_hard and model.tokens != 2:
         raise InputError("tokens", f"must be two for hard attention, got tokens={model.tokens}")
-    return _optimum(model, require_positive(alpha, "alpha", model.tau.dtype))
+    return guarded(_optimum, model, require_positive(alpha, "alpha", model.tau.dtype), valid=jnp.less(omega, 1))
 
 
 def error_of_noise(law: SpectrumLaw, Delta: Float[Array, ""]) -> Float[Array, ""]:
     """Return the least mean squared error of S* that is observed as S* + sqrt(Delta) G."""
-    Y = convolution(law, jnp.ones_like(Delta), Delta).nodes()
+    return _error_of(_spectrum(law, Delta), Delta)
+
+
+def _spectrum(law: SpectrumLaw, Delta: Float[Array, ""]) -> Nodes:
+    return convolution(law, jnp.ones_like(Delta), Delta).nodes()
+
+
+def _error_of(Y: Nodes, Delta: Float[Array, ""]) -> Float[Array, ""]:
     return Delta - 4 * np.pi**2 / 3 * Delta**2 * jnp.sum(Y.weight * Y.density**2)
 
 
-def information(layer: WideLayer, error: Float[Array, ""]) -> Float[Array, ""]:
+def information(layer: Layer, error: Float[Array, ""]) -> Float[Array, ""]:
     """Return the Fisher information of a sentence's labels on the scores, of which all but the variance is known."""
     V = error + layer.noise
     return _of_signs(layer.teacher.rho - error, V) if layer.is_hard else layer.seen / V
@@ -149,28 +164,31 @@ def _below(a: Array, b: Array, r: float) -> Array:
 
 @program
 @precise
-def _optimum(layer: WideLayer, alpha: Float[Array, ""]) -> WideOptimum:
+def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
     law = layer.teacher
-    # The error over Delta tends to 1 - p^2, where p is the share of the teacher's eigenvalues that are zero.
-    perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.zeros**2) / (2 * layer.seen))
+    # The error over Delta tends to one minus the squared shares of equal eigenvalues of the teacher.
+    perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.ties) / (2 * layer.seen))
 
-    def excess(Delta: Array, layer: WideLayer, alpha: Array) -> Array:  # increases with Delta
+    def excess(Delta: Array, layer: Layer, alpha: Array) -> Array:  # increases with Delta
         return 2 * alpha * Delta * information(layer, error_of_noise(layer.teacher, Delta)) - 1
 
-    low, high = (law.rho * bound for bound in _DELTAS)
+    # Delta is (error + noise) / (2 alpha n) at most, or (error + noise) / alpha of some order for signs.
+    low, high = law.rho * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
     Delta = _log_root(excess, low, high, layer, alpha)
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
-    distance = jnp.where(known, 0.0, error_of_noise(law, jnp.where(known, law.rho, Delta)))
-    status = jnp.where(jnp.isfinite(distance), Status.converged, Status.nonfinite)
+    variance = jnp.where(known, law.rho, Delta)
+    Y = _spectrum(law, variance)
+    distance = jnp.where(known, 0.0, _error_of(Y, variance))
+    # The nodes are too few for a spectrum that consists of very many parts.
+    is_resolved = known | (jnp.abs(jnp.sum(Y.weight) - 1) < _RESOLVED)
+    status = jnp.where(is_resolved, Status.converged, Status.unresolved)
+    status = jnp.where(jnp.isfinite(distance), status, Status.nonfinite)
     return WideOptimum(alpha, distance, law.rho - distance, Delta, perfect, status)
 
 
-@form_of("critical_alpha", WideLayer)
-def onset(
-    model: WideLayer, nodes: Any = None, *, settings: Any = None, bracket: Any = None, progress: Progress = None
-) -> Quantity:
-    """Return the alpha at which a wide layer begins to attend to content; `critical_alpha` for a `WideLayer`.
+def onset(model: Layer, nodes: Any = None, *, progress: Progress = None) -> Quantity:
+    """Return the alpha at which a wide layer begins to attend to content.
 
     Below it the trained S has no part besides that of the encodings: S = 0 is the minimum as long as the largest
     eigenvalue of alpha m S* + sqrt(alpha n) G is at most tau, with m and n from the channel at S = 0. The onset is
@@ -181,24 +199,25 @@ def onset(
         A `Quantity` with its error bar and its derivatives in all numbers of the layer.
 
     Raises:
-        InputError: `settings` or `bracket` are given; there is no search for a state.
+        InputError: the loss has kinks, or `nodes` are of the wrong kind.
     """
-    require_none(settings=settings, bracket=bracket)
     require_smooth(model)
     rule = wide_nodes(model, nodes, whole=True)
     meaning = "from here on a wide layer attends to content"
 
     with one_search(progress):
-        return Quantity.of_model(lambda m: _onsets(m, rule), model, name="alpha", event="alpha_c", meaning=meaning)
+        return Quantity.of_model(
+            lambda m: guarded(lambda m: _onsets(m, rule), m), model, name="alpha", event="alpha_c", meaning=meaning
+        )
 
 
 @program
 @precise
-def _onsets(layer: WideLayer, nodes: WideNodes) -> Float[Array, " R"]:
+def _onsets(layer: Layer, nodes: WideNodes) -> Float[Array, " R"]:
     def one(nodes: WideNodes) -> Array:
         _, M, N = without_content(layer, nodes)
 
-        def excess(alpha: Array, layer: WideLayer, M: Array, N: Array) -> Array:
+        def excess(alpha: Array, layer: Layer, M: Array, N: Array) -> Array:
             return convolution(layer.teacher, alpha * M, alpha * N).top - layer.tau
 
         low, high = (jnp.asarray(bound, layer.tau.dtype) for bound in _RANGE)
@@ -209,49 +228,69 @@ def _onsets(layer: WideLayer, nodes: WideNodes) -> Float[Array, " R"]:
     return lax.map(one, nodes)
 
 
-@form_of("threshold", WideLayer)
-def threshold_wide(model: WideLayer, name: str, *, nodes: Any = None) -> Quantity:
-    """Return a threshold of a wide layer; this is `threshold` for a `WideLayer`.
-
-    "perfect_recovery": from here on labels without noise reveal the teacher to the optimal learner, by counting.
-    "ridge_recovery": from here on training finds the teacher for tau -> 0. It is the statistical dimension of the cone
-    of directions along which the trace of a positive semidefinite matrix does not grow (Amelunxen et al. 2014).
-    Both need labels without noise that reveal the scores that the loss sees, and a `Wishart` teacher.
-
-    "position": the share A_11 of the target, at the A_22 of the layer, from which on position is learned. Tied
-    attention is positive semidefinite: below A_11 + A_22 = 1 the target asks the tokens to attend to each other. Both
-    losses stay the same if the scores change their sign and the columns of A are exchanged, so neither alpha nor tau,
-    beta, omega or the encodings' length move this boundary. `WidePoint.slack` changes its sign there.
+def perfect_recovery(model: Layer) -> Quantity:
+    """Return the alpha from which on labels without noise reveal the teacher to the optimal learner, by counting.
 
     Raises:
-        InputError: the name is another one, `nodes` are given, or the layer has noise, another teacher, hard attention,
-            or, for "position", no encodings.
+        InputError: the layer has noise, another teacher than a `Wishart` one, or hard attention.
     """
-    name = require_choice(name, "name", (*THRESHOLDS, "position"))
-    require_none(nodes=nodes)
-    value, meaning = _position(model) if name == "position" else _recovery(model, name)
-
-    def values(layer: Any) -> Array:  # an exact number has two equal replicates
-        return jnp.broadcast_to(value(layer), (2,))
-
-    return Quantity.of_model(values, model, name="A_11" if name == "position" else "alpha", event=name, meaning=meaning)
+    return _recovery(model, "perfect_recovery", _counting, "from here on the optimal learner knows the teacher")
 
 
-def _position(model: WideLayer) -> tuple[Callable[[Any], Array], str]:
-    if not isinstance(model, WideDotProduct) or model.encodings is None:
-        raise InputError("model", f"must be a WideDotProduct with encodings for position, got {type(model).__name__}")
-    return lambda layer: 1 - layer.mixing[1, 1], "from here on position is learned"
+def ridge_recovery(model: Layer) -> Quantity:
+    """Return the alpha from which on training finds the teacher for tau -> 0.
+
+    It is the statistical dimension of the cone of directions along which the trace of a positive semidefinite matrix
+    does not grow (Amelunxen et al. 2014).
+
+    Raises:
+        InputError: as in `perfect_recovery`.
+    """
+    meaning = "from here on training finds the teacher for tau -> 0"
+    return _recovery(model, "ridge_recovery", _statistical_dimension, meaning)
 
 
-def _recovery(model: WideLayer, name: str) -> tuple[Callable[[Any], Array], str]:
+def _recovery(model: Layer, event: str, value: Callable[[Array], Array], meaning: str) -> Quantity:
+    require_layer(model)
     if not isinstance(model.teacher, Wishart):
         raise InputError("teacher", f"must be a Wishart law for thresholds, got {model.teacher!r}")
     if model.is_hard:
         raise InputError("target", "must be softmax for recovery, got target='hardmax'")
     if is_concrete(model.noise) and float(model.noise) > 0:
         raise InputError("noise", f"must be zero for recovery, got noise={float(model.noise)}")
-    value, meaning = THRESHOLDS[name]
-    return lambda layer: value(layer.teacher.kappa) / layer.seen, meaning
+
+    def alpha(layer: Any) -> Array:
+        return value(layer.teacher.kappa) / layer.seen
+
+    return _exact(model, alpha, lambda layer: layer.noise == 0, name="alpha", event=event, meaning=meaning)
+
+
+def position(model: Layer) -> Quantity:
+    """Return the share A_11 of the target, at the A_22 of the layer, from which on position is learned.
+
+    Tied attention is positive semidefinite: below A_11 + A_22 = 1 the target asks the tokens to attend to each other.
+    Both losses stay the same if the scores change their sign and the columns of A are exchanged, so neither alpha nor
+    tau, beta, omega or the encodings' length move this boundary. `WidePoint.slack` changes its sign there.
+
+    Raises:
+        InputError: the layer is no `DotProduct`, or has no encodings.
+    """
+    if not isinstance(model, DotProduct) or model.encodings is None:
+        raise InputError("model", f"must be a DotProduct with encodings for position, got {type(model).__name__}")
+    meaning = "from here on position is learned"
+    return _exact(model, lambda layer: 1 - layer.mixing[1, 1], None, name="A_11", event="position", meaning=meaning)
+
+
+def _exact(
+    model: Layer, value: Callable[[Any], Array], is_valid: Callable[[Any], Array] | None, **words: str
+) -> Quantity:
+    """Return a number that is known exactly: it has two equal replicates."""
+
+    def values(layer: Any) -> Array:
+        valid = True if is_valid is None else is_valid(layer)
+        return guarded(lambda layer: jnp.broadcast_to(value(layer), (2,)), layer, valid=valid)
+
+    return Quantity.of_model(values, model, **words)
 
 
 def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:
@@ -282,9 +321,3 @@ def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
     # The cost is stationary in s, so the best s needs no derivative.
     s = lax.stop_gradient(0.5 * sum(lax.fori_loop(0, 100, golden, (zero, zero + 2))))
     return k - k**2 / 2 + (1 - k) / 2 * cost(s)
-
-
-THRESHOLDS = {
-    "perfect_recovery": (_counting, "from here on the optimal learner knows the teacher"),
-    "ridge_recovery": (_statistical_dimension, "from here on training finds the teacher for tau -> 0"),
-}

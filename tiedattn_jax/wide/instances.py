@@ -1,0 +1,149 @@
+"""Runs on sentences of finite dimension of a wide layer, beside their theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PRNGKeyArray
+
+from ..base.errors import as_flag, require_keys, require_kind, require_takes
+from ..base.progress import Progress, reporter
+from ..base.report import Description, with_error
+from ..base.results import Column, InTable, Status, error_bar
+from ..phases.cells import beside_theory, numbers_beside_theory
+from ..phases.table import Table
+from .finite import WideData, WideTraining, heldout_error, sample_data
+from .fixed_points import solve
+from .laws import Eigenvalues
+from .layer import Layer
+
+
+class WideNumbers(eqx.Module):
+    """The numbers in which a run and its theory are compared; see `WideTraining`."""
+
+    q: Float[Array, ""]
+    m: Float[Array, ""]
+    trace: Float[Array, ""]
+    train_loss: Float[Array, ""]
+    gen_error: Float[Array, ""]
+    energy: Float[Array, ""]
+    share: Float[Array, ""]
+    largest: Float[Array, ""]
+
+    @classmethod
+    def of(cls, owner: Any, **changed: Any) -> WideNumbers:
+        """Return the numbers that a state or a run has, with some of them changed."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: getattr(owner, name) for name in names} | changed)
+
+
+class WideInstance(eqx.Module):
+    """One run on sentences of a wide layer, with its theory: a cell of the table of `run_instances`.
+
+    Attributes:
+        simulation: numbers of the run.
+        theory, theory_stderr: numbers of the theory with their error bars; NaN if it was not solved.
+        branch: what the theory has learned, `WidePoint.region`; empty if it was not solved.
+        status: `Status` of the run.
+        theory_status: `Status` of the theory; `absent` if it was not solved.
+        iterations: number of steps.
+    """
+
+    simulation: WideNumbers
+    theory: WideNumbers
+    theory_stderr: WideNumbers
+    branch: str
+    status: int
+    theory_status: int
+    iterations: int
+    USABLE: ClassVar[Status] = Status.converged  # at a critical point of its risk
+
+    @property
+    def has_result(self) -> bool:
+        return not self.reason
+
+    @property
+    def in_table(self) -> InTable:
+        return InTable("q", page=_page)
+
+    def numbers(self) -> dict[str, Column]:
+        """Return the numbers of the run, and those of its theory with their error bars."""
+        numbers = numbers_beside_theory(self)
+        return {"branch": (self.branch, None), **numbers, "iterations": (self.iterations, None)}
+
+    @property
+    def reason(self) -> str:
+        """Why the run counts in no mean; empty if it does. A run that is out of steps counts."""
+        return "" if self.status <= Status.max_steps else f"the run failed: {Status.name_of(self.status)}"
+
+
+def _page(table: Table) -> Description:
+    if any(cell.branch for cell in table.cells):
+        rows = beside_theory(table.difference())
+    else:
+        columns = {name: table.values(name)[table.found] for name in vars(table.cells[0].simulation)}
+        rows = [(name, with_error(np.mean(a), error_bar(a))) for name, a in columns.items()]
+    return Description(f"{len(table.cells)} instances", Status.name_of(table.status.max()), tables=[("", rows)])
+
+
+def at_dimension(model: Layer, d: int) -> Layer:
+    """Return the layer whose teacher has the d eigenvalues that `sample_data` gives it, in place of their law."""
+    return eqx.tree_at(lambda layer: layer.teacher, model, Eigenvalues(model.teacher.eigenvalues(d)))
+
+
+def run_instances(
+    model: Layer,
+    d: int,
+    alpha: float,
+    run: Callable[[WideData, PRNGKeyArray], WideTraining],
+    keys: Key[Array, " K"],
+    *,
+    nodes: Any = None,
+    theory: bool = True,
+    sentences: int = 50_000,
+    progress: Progress = None,
+) -> Table:
+    """Train on instances of a wide layer, beside the theory.
+
+    All teachers have the same eigenvalues, those that represent the law in dimension d. The theory is that of these
+    eigenvalues, so that what remains is of order 1 / d without encodings, and of order 1 / sqrt(d) with them. The table
+    has a row for each instance, such as "q" and "theory.q"; its `difference()` compares the means of both.
+
+    Args:
+        run: function of one instance and a key that returns a result, such as
+            ``lambda data, key: train(model, data)``.
+        keys: one key for each instance.
+        nodes: as in `solve`.
+        theory: whether to solve the theory.
+        sentences: number of fresh sentences for the test error of every instance.
+
+    Raises:
+        InputError: an argument is out of range, or `run` returns something else.
+    """
+    keys = require_keys(keys)
+    require_takes(run, "run", ("data", "key"))
+    predicted = bars = WideNumbers(*[jnp.array(jnp.nan)] * len(fields(WideNumbers)))
+    branch, theory_status = "", int(Status.absent)
+    if as_flag(theory, "theory"):
+        state = solve(at_dimension(model, d), alpha, nodes=nodes)
+        predicted, bars = WideNumbers.of(state.mean), WideNumbers.of(state.stderr)
+        branch, theory_status = state.region, int(state.status)
+    cells, report = [], reporter(progress, "instances")
+    report(0, len(keys))
+    for key in keys:
+        key_data, key_run, key_test = jax.random.split(key, 3)
+        data = sample_data(model, d, alpha, key_data)
+        result = run(data, key_run)
+        require_kind(result, "run", WideTraining, "a function that returns a result of train or gamp")
+        error = heldout_error(model, data, result.S, key_test, sentences=sentences)
+        simulation = WideNumbers.of(result, gen_error=error.value)
+        status, iterations = int(result.status), int(result.iterations)
+        cells.append(WideInstance(simulation, predicted, bars, branch, status, theory_status, iterations))
+        report(len(cells), len(keys))
+    return Table("wide instances", ("instance",), (np.arange(float(len(cells))),), tuple(cells))
