@@ -169,7 +169,7 @@ def _gradient(sizes: Sequence[int], repeat: int) -> Measured:
     sigma, nodes = float(model.sigma), _reference_rule(model)
     slope = float(loss(sigma + _STEP, nodes) - loss(sigma - _STEP, nodes)) / (2 * _STEP)
     for size in sizes:
-        nodes = size
+        nodes = RULES["lines"](model, size)
         options = _each_replicate(nodes, repeat)
         solve = measure("gradient", "solve", nodes.size, loss, sigma, nodes, **options)
         yield solve
@@ -181,7 +181,7 @@ def _critical_alpha(sizes: Sequence[int], repeat: int) -> Measured:
     """Time alpha_c with its derivatives in every number of the model, on four replicates."""
     model = ta.DotProduct()
     for size in sizes:
-        nodes = size
+        nodes = RULES["lines"](model, size)
         yield measure(
             "critical_alpha",
             "lines",

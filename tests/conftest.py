@@ -64,16 +64,28 @@ def pytest_sessionfinish(session, exitstatus):
         session.exitstatus = pytest.ExitCode.OK
 
 
-@pytest.fixture(scope="module", autouse=True)
-def clear_programs():
+def _clear_programs():
     """Clear the compiled programs if they use half of the memory maps that Linux gives a process, or 3 GB."""
-    yield
     maps, pages = Path("/proc/self/maps"), Path("/proc/self/statm")
     if not maps.exists():
         return
     resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if maps.read_bytes().count(b"\n") > 30_000 or resident > 3e9:
+    if resident > 3e9 or maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clear_after_a_file():
+    yield
+    _clear_programs()
+
+
+@pytest.fixture(autouse=True)
+def clear_after_a_full_test(request):
+    """A single full test may compile a hundred programs, and a file of them more than a process can hold."""
+    yield
+    if "full" in request.keywords:
+        _clear_programs()
 
 
 @pytest.fixture
