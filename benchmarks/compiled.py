@@ -44,7 +44,7 @@ from tiedattn_jax.rsb.fixed_points import ORDER, _lay, lines_1rsb
 from tiedattn_jax.rsb.newton import Problem, _look
 from tiedattn_jax.theory.engine import _equations_all
 from tiedattn_jax.theory.equations import Equations
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 _H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128

@@ -148,7 +148,7 @@ WITHOUT = {
     "its start has an m that short encodings do not allow": {"short encodings": "sgd"},
     "its regression over the sentences contains the fields of noise": {"silent noise": "gamp | gamp, penalty"},
     "its start is one of a student of one column": {"two columns": "sgd"},
-    "its program takes minutes to compile": {"two columns": "solve, penalty"},
+    "its program takes minutes and gigabytes to compile": {"two columns": "solve, penalty | rsb"},
 }
 _POPULATION = "population semantic | landscape"
 _PENALTIES = "solve, penalty | train, penalty | gamp, penalty"

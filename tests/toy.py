@@ -78,18 +78,17 @@ class Toy:
         return differentiated(lambda m, a: weights @ np.subtract(own(m, a), 1), model, alpha)
 
     def state(self, lane):
-        branch, replicate = branch_of(lane.free), max(lane.replicate, 0)
-        self.settings.append((branch, lane.model, float(lane.alpha)))
-        known = branch in self.numbers["train_loss"] and self.where.get(branch, lambda m, a: True)(
-            lane.model, lane.alpha
-        )
-        loss, *partials = self.number("train_loss", branch, lane.model, lane.alpha, replicate)
-        error, *_ = self.number("gen_error", branch, lane.model, lane.alpha, replicate)
-        blank = jax.tree.map(np.asarray, blank_state(lane.model))
-        theta, m = map(float, self.growth.get(branch, lambda model, alpha: (0.5, 0.5))(lane.model, lane.alpha))
+        (model, alpha, _, free, _), replicate = lane.setting, max(lane.replicate, 0)
+        branch = branch_of(free)
+        self.settings.append((branch, model, float(alpha)))
+        known = branch in self.numbers["train_loss"] and self.where.get(branch, lambda m, a: True)(model, alpha)
+        loss, *partials = self.number("train_loss", branch, model, alpha, replicate)
+        error, *_ = self.number("gen_error", branch, model, alpha, replicate)
+        blank = jax.tree.map(np.asarray, blank_state(model))
+        theta, m = map(float, self.growth.get(branch, lambda model, alpha: (0.5, 0.5))(model, alpha))
         overlaps = jax.tree.map(np.asarray, lane.start)
         if known and branch in self.theta:
-            size = float(self.theta[branch](lane.model, lane.alpha))
+            size = float(self.theta[branch](model, alpha))
             overlaps = dataclasses.replace(overlaps, theta=np.full_like(overlaps.theta, size))
         return dataclasses.replace(
             blank,

@@ -28,7 +28,7 @@ from tiedattn_jax.phases.locate import Guess
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.observables import gen_error_in
 from tiedattn_jax.theory.paths import Call, together
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 MATRIX = np.array([[2.0, 1.0], [0.5, 4.0]])
 

@@ -21,7 +21,7 @@ from tiedattn_jax.model.checks import check
 from tiedattn_jax.model.layers import LAYERS
 from tiedattn_jax.model.overlaps import BRANCHES, admissible, label
 from tiedattn_jax.theory.observables import gen_error_linear
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 THREE = {"mixing": [[1, 0, 0], [0.3, 0.7, 0], [0.2, 0.3, 0.5]], "encodings": [[1.0], [0.0], [-1.0]]}
 SWAPPED = [[0.3, 0.7], [0.8, 0.2]]  # the positional part looks at the other token

@@ -11,7 +11,7 @@ from cases import CASES, state
 import tiedattn_jax as ta
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.model.overlaps import BRANCHES, Coordinates, admissible, impose, label
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 
 @pytest.mark.parametrize(

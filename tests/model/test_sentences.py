@@ -15,7 +15,7 @@ from tiedattn_jax.model.overlaps import Overlaps, impose, label, sentence_overla
 from tiedattn_jax.theory.equations import Equations, averages_expansion
 from tiedattn_jax.theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from tiedattn_jax.theory.potentials import channel, channel_gradient
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 SHARES = {(0, 0): 0.5, (1, 1): 0.3, (0, 1): 0.1, (1, 0): 0.1}
 DIRECTIONS = {"encodings": [[1.0, 0.0], [-1.0, 0.0]], "means": [[0.0, 1.0], [0.0, -0.6]]}

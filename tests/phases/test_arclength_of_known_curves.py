@@ -12,6 +12,7 @@ from numpy.polynomial import Polynomial
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import arclength
+from tiedattn_jax.phases.follow import Family
 from tiedattn_jax.theory.paths import Call
 
 THETA = 0.125  # at the start of every curve, where alpha is 2
@@ -60,7 +61,7 @@ class Curve:
         if isinstance(request, Call):
             return self.expansion(np.asarray(request.arguments[-1]))
         self.lanes.append(request)
-        return dataclasses.replace(BLANK, overlaps=request.start, train_loss=np.asarray(request.alpha))
+        return dataclasses.replace(BLANK, overlaps=request.start, train_loss=np.asarray(request.setting.alpha))
 
     result_of = answer
 
@@ -71,16 +72,17 @@ def overlaps(model):
 
 
 @pytest.fixture(scope="module")
-def setting(model):
-    return arclength.Setting(model, jnp.asarray(2.0), Parameter("alpha"), FREE)
+def family(model, rule):
+    return Family(model, rule, SETTINGS, Parameter("alpha"), jnp.asarray(2.0))
 
 
 @pytest.fixture(scope="module")
-def trace(setting, rule, overlaps):
+def trace(family, overlaps):
     """A function that traces a known curve from alpha = 2."""
 
     def along(curve, limits=(1.7, 2.3), settings=SETTINGS, step=0.05, points=200):
-        path = arclength._branch_path(setting, rule, 0, overlaps, settings, limits, step, points)
+        here = family._replace(settings=settings)
+        path = arclength._branch_path(here, "semantic", 0, overlaps, limits, step, points)
         return made.answer_path(path, curve.answer)
 
     return along
@@ -156,11 +158,11 @@ def test_the_options_of_a_path_arrive(theory, model, rule, overlaps):
     first, second = ta.trace_branch(model, "alpha", (1.7, 2.3), nodes=rule, start=overlaps, **options)
     assert first.values.tolist() == second.values.tolist()
     np.testing.assert_allclose(first.folds, FOLDS, rtol=1e-7)
-    solved = [lane for lane in curve.lanes if lane.settings.max_steps > 0]
-    assert sorted((lane.replicate, float(lane.alpha), float(lane.settings.tol)) for lane in solved) == [
+    solved = [lane for lane in curve.lanes if lane.setting.settings.max_steps > 0]
+    assert sorted((lane.replicate, float(lane.setting.alpha), float(lane.setting.settings.tol)) for lane in solved) == [
         (k, 2.0, 1e-7) for k in (0, 1)
     ]
-    assert all(lane.free.tolist() == [1.0, 0.0] and lane.rule is rule for lane in curve.lanes)
+    assert all(lane.setting.free.tolist() == [1.0, 0.0] and lane.setting.nodes is rule for lane in curve.lanes)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +175,10 @@ def test_the_options_of_a_path_arrive(theory, model, rule, overlaps):
         ((1.95, 2.05), 2.01, None),
     ],
 )
-def test_the_nearest_fold_within_limits(setting, rule, overlaps, limits, value, expected):
+def test_the_nearest_fold_within_limits(family, overlaps, limits, value, expected):
     curve = Curve(TWO_FOLDS)
-    here = setting._replace(alpha=jnp.asarray(value))
-    found = made.answer_path(arclength.fold_near(here, rule, overlaps, SETTINGS, limits), curve.answer)
+    here = family._replace(alpha=jnp.asarray(value))
+    found = made.answer_path(arclength.fold_near(here, "semantic", overlaps, limits), curve.answer)
     if expected is None:
         assert found is None
     else:
@@ -185,7 +187,7 @@ def test_the_nearest_fold_within_limits(setting, rule, overlaps, limits, value, 
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_a_replicate_that_lacks_the_state(setting, rule, overlaps, lacking):
+def test_a_replicate_that_lacks_the_state(family, overlaps, lacking):
     """A fold is that of all replicates, and a path needs a state where it begins."""
     curve = Curve(TWO_FOLDS)
 
@@ -194,11 +196,9 @@ def test_a_replicate_that_lacks_the_state(setting, rule, overlaps, lacking):
         is_lost = getattr(request, "replicate", None) == lacking
         return dataclasses.replace(state, status=np.asarray(int(ta.Status.absent))) if is_lost else state
 
-    assert made.answer_path(arclength.fold_near(setting, rule, overlaps, SETTINGS, (1.7, 2.3)), answer) is None
+    assert made.answer_path(arclength.fold_near(family, "semantic", overlaps, (1.7, 2.3)), answer) is None
     with pytest.raises(ta.InputError, match="start must be near a state, got one with status absent"):
-        made.answer_path(
-            arclength._branch_path(setting, rule, lacking, overlaps, SETTINGS, (1.7, 2.3), 0.05, 9), answer
-        )
+        made.answer_path(arclength._branch_path(family, "semantic", lacking, overlaps, (1.7, 2.3), 0.05, 9), answer)
 
 
 class Ending(Curve):
@@ -214,9 +214,9 @@ def test_a_path_ends_where_newtons_method_finds_nothing(trace):
     assert 2.1 - 2e-4 < path.values.max() <= 2.1 and path.values.min() == 1.7
 
 
-def test_newtons_method(setting, rule, overlaps):
+def test_newtons_method(family, overlaps):
     """It finds the point in the plane of constant alpha, with its tangent, from a place that is not far."""
-    continuation = arclength._Continuation(setting, rule, 0, overlaps, (0.5, 100.0))
+    continuation = arclength._Continuation(family, "semantic", 0, overlaps, (0.5, 100.0))
     curve, along = Curve(Polynomial([2 - 0.1, 0.1 / THETA])), np.eye(7)[-1]
 
     def corrected(expansion, shift=0.0):
@@ -233,5 +233,6 @@ def test_newtons_method(setting, rule, overlaps):
         made.answer_path(
             continuation.march_both_ways(0.05, 3), lambda call: (np.ones(8), np.ones((8, 9)), np.array(False))
         )
-    zero = arclength._Continuation(setting._replace(alpha=jnp.asarray(0.0)), rule, 0, overlaps, (0.0, 1.0))
+    at_zero = family._replace(alpha=jnp.asarray(0.0))
+    zero = arclength._Continuation(at_zero, "semantic", 0, overlaps, (0.0, 1.0))
     assert zero.scale[-1] == 1.0 and zero.value(zero.start) == 0.0  # a parameter that begins at zero has the scale one

@@ -11,7 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.phases.locate import Guess
 from tiedattn_jax.phases.table import Table
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 
 @pytest.fixture(scope="module")

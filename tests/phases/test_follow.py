@@ -12,7 +12,7 @@ from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import order_size
 from tiedattn_jax.phases.follow import Follower, WarmStart, predict, update
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 SEMANTIC, UNINFORMED, SETTINGS = np.array([1.0, 0.0]), np.zeros(2), ta.Settings()
 CONVERGED, ABSENT, MAX_STEPS = Status.converged, Status.absent, Status.max_steps
@@ -100,7 +100,7 @@ def test_where_a_branch_is_absent(model, state, rule, continued, uninformed, res
         if lane.replicate == 0:
             searches.append(lane)
         is_first = len(searches) == 1 and not lost
-        assert far or lane.free.tolist() == (free if is_first else UNINFORMED).tolist()
+        assert far or lane.setting.free.tolist() == (free if is_first else UNINFORMED).tolist()
         return indexed(found(restarted if far else continued if is_first else uninformed), lane.replicate)
 
     path = Follower(rule, SETTINGS, free, start).search(model, np.asarray(2.0), state.overlaps, lost)

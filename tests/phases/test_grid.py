@@ -154,9 +154,9 @@ class Narrow(Toy):
 
     def state(self, lane):
         state, q = super().state(lane), float(np.mean(np.asarray(lane.start.q)))
-        if branch_of(lane.free) == "semantic" and lane.alpha in (0.5, 1.25) and abs(q - 1) > 1e-9:
+        if branch_of(lane.setting.free) == "semantic" and lane.setting.alpha in (0.5, 1.25) and abs(q - 1) > 1e-9:
             state = dataclasses.replace(state, status=np.asarray(2), residual=np.asarray(1.0))
-        x = dataclasses.replace(state.overlaps, q=np.full_like(state.overlaps.q, lane.alpha))
+        x = dataclasses.replace(state.overlaps, q=np.full_like(state.overlaps.q, lane.setting.alpha))
         return dataclasses.replace(state, overlaps=x)
 
 
@@ -177,7 +177,11 @@ def test_cells_are_tried_again_from_their_neighbours(theory, model, rule, tmp_pa
 
 class Broken(Toy):
     def state(self, lane):
-        if branch_of(lane.free) == "semantic" and lane.model.omega == 0.35 and lane.alpha == 1.0:
+        if (
+            branch_of(lane.setting.free) == "semantic"
+            and lane.setting.model.omega == 0.35
+            and lane.setting.alpha == 1.0
+        ):
             raise ZeroDivisionError("of the loss")
         return super().state(lane)
 

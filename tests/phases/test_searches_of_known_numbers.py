@@ -17,7 +17,7 @@ from tiedattn_jax.phases.events import EVENTS
 from tiedattn_jax.phases.locate import Family, Guess, event_path, guess_of, transition_of, zero_path
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.phases.trace import trace_path
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # checks of types take most of the time here
 SETTINGS, ABSENT = ta.Settings(), ta.Status.absent
@@ -279,7 +279,7 @@ OMEGAS = np.array([0.1, 0.2, 0.3, 0.4])
 
 def traced(event, toy, model, rule, omegas=OMEGAS, start=None, sensitivities=False, progress=lambda *_: None):
     axis = ta.Axis("omega", np.asarray(omegas))
-    return toy.run(trace_path(event, model, axis, rule, SETTINGS, start, sensitivities, progress))
+    return toy.run(trace_path(event, Family(model, rule, SETTINGS), axis, start, sensitivities, progress))
 
 
 @pytest.mark.parametrize("positional_is_global", [True, False])

@@ -149,7 +149,7 @@ def test_every_cell_has_its_setting(theory, rule, name):
 
 class Broken(Toy):
     def state(self, lane):
-        if round(float(lane.model.sigma), 6) in self.bad:
+        if round(float(lane.setting.model.sigma), 6) in self.bad:
             raise ZeroDivisionError("of the loss")
         return super().state(lane)
 

@@ -10,7 +10,7 @@ from channels import NOISE, Noisy
 
 import tiedattn_jax as ta
 from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 OMEGAS = [0.3, 0.33, 0.36]
 

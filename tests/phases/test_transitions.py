@@ -18,7 +18,7 @@ from tiedattn_jax.phases.follow import CURVE_SETTINGS, Family, along_alpha, walk
 from tiedattn_jax.phases.locate import Guess, event_path, transition_of
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.paths import Call
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ class Landau(Toy):
         super().__init__(losses, growth=growth, theta=theta, where=where, status=int(ta.Status.absent))
 
     def answer(self, request):
-        if isinstance(request, Call) and isinstance(request.arguments[0], arclength.Setting):
+        if isinstance(request, Call) and request.function is arclength._expand:
             return self.expansion(np.asarray(request.arguments[-1]))
         return super().answer(request)
 
@@ -210,7 +210,9 @@ def test_ends_of_a_branch(model, rule, toy, alphas, expected):
 
 
 def ends_of(toy, model, rule, alphas):
-    points = [toy.run(step) for step in walk(along_alpha(model, alphas), "semantic", rule, CURVE_SETTINGS)]
+    points = [
+        toy.run(step) for step in walk(Family(model, rule, CURVE_SETTINGS), along_alpha(model, alphas), "semantic")
+    ]
     family = Family(model, rule, CURVE_SETTINGS)
     return toy.run(transitions._Ends(Table.of_states("semantic", points), family, False).find_all())
 
@@ -237,7 +239,9 @@ def test_an_end_that_is_not_found_lies_between_two_points(model, rule, toy, alph
 def test_a_fold_is_looked_for_within_limits(model, rule, start, limits, expected):
     """By default these are half of the guess and one and a half times it."""
     toy, event = Landau(-0.4, 1.0), EVENTS["semantic fold"]
-    (point,) = [toy.run(step) for step in walk(along_alpha(model, [start]), "semantic", rule, CURVE_SETTINGS)]
+    (point,) = [
+        toy.run(step) for step in walk(Family(model, rule, CURVE_SETTINGS), along_alpha(model, [start]), "semantic")
+    ]
     guess = Guess(start, (point.overlaps,), **limits)
     zero = toy.run(event_path(event, Family(model, rule, ta.Settings()), guess, exact=False))
     fold = transition_of(event, model, zero)
@@ -279,7 +283,9 @@ def test_the_options_of_a_door_arrive(theory, model, rule, door):
     found = DOORS[door](states, nodes=rule, settings=ta.Settings(tol=3e-7))
     alpha = {"critical_alpha": 1.5, "linear_crossing": 1.8, "find_event": 1.8, "branch_ends": 1.4}[door]
     np.testing.assert_allclose(found.alpha, alpha, rtol=1e-5)
-    assert {float(lane.settings.tol) for lane in toy.lanes} == {3e-7} and all(lane.rule is rule for lane in toy.lanes)
+    assert {float(lane.setting.settings.tol) for lane in toy.lanes} == {3e-7} and all(
+        lane.setting.nodes is rule for lane in toy.lanes
+    )
     assert (found.sensitivities is None) == (door == "branch_ends")
     if door in ("find_event", "branch_ends"):
         other = DOORS[door](states, nodes=rule, sensitivities=door == "branch_ends")

@@ -17,7 +17,7 @@ from tiedattn_jax.model.overlaps import BRANCHES
 from tiedattn_jax.theory import engine
 from tiedattn_jax.theory.engine import run, run_one
 from tiedattn_jax.theory.paths import Call, Failure, Job, Scheduler, together
-from tiedattn_jax.theory.solve import Problem, branch_start
+from tiedattn_jax.theory.setting import Lane, Setting, branch_start
 
 
 def called(value, wait=0.0):
@@ -140,7 +140,7 @@ def lanes_of(width=0.7, alphas=(2.0,)):
     model = OneToken(lam=jnp.asarray(0.1), width=jnp.asarray(width))
     nodes = descending(ta.Sobol(2**5, replicates=2).rule(model))
     free, start = BRANCHES[None].free(model), branch_start(model, None)
-    return [Problem(model, jnp.asarray(a), nodes, free, ta.Settings()).lane(start, 0) for a in alphas]
+    return [Lane(Setting(model, jnp.asarray(a), nodes, free), start, 0) for a in alphas]
 
 
 @pytest.mark.full
@@ -170,7 +170,7 @@ def test_lanes_that_end_leave_and_others_enter():
 def test_lanes_fill_the_memory(model):
     """Every device of several takes its share of the lanes; memory for no lane at all is refused."""
     start = branch_start(model, "semantic")
-    lane = Problem(model, jnp.array(2.0), rule("points"), BRANCHES[None].free(model), ta.Settings()).lane(start)
+    lane = Lane(Setting.of(model, jnp.array(2.0), rule("points"), None, ta.Settings()), start)
 
     def lanes(size, count=1):
         return engine._max_lanes(lane, [SimpleNamespace(memory_stats=lambda: {"bytes_limit": size})] * count)
@@ -192,9 +192,8 @@ def test_slots_do_as_threads_do(dtype, width, rtol):
         nodes, other = (ta.Lines(3, replicates=2, seed=k).rule(ta.DotProduct(dtype=dtype)) for k in (0, 1))
         for sigma, alpha, lines in ((0.5, 2.0, nodes), (0.5, 2.0, other), (0.5, 0.05, nodes), (0.45, 1.5, other)):
             model = ta.DotProduct(sigma=sigma, dtype=dtype)
-            free = BRANCHES["semantic"].free(model)
-            problem = Problem(model, jnp.asarray(alpha, dtype), lines, free, ta.Settings())
-            yield problem.solve_from_far(branch_start(model, "semantic"))
+            setting = Setting.of(model, jnp.asarray(alpha, dtype), lines, "semantic", ta.Settings())
+            yield setting.solve_from_far(branch_start(model, "semantic"))
 
     scheduler = Scheduler(branches(), lambda number, result: None)
     engine.work_in_slots(scheduler, width, jax.devices()[:1])

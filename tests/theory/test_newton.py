@@ -13,7 +13,7 @@ from problems import rule, solved
 import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import Coordinates, admissible
 from tiedattn_jax.theory.newton import Answer, Newton, deflated_solve, stall_of
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 NO_EVALUATION = np.full(1, np.nan)
 ORDER = np.repeat([0, 0, 1, 0], 2) > 0  # the coordinates are q, V, theta and m of both tokens; m is zero

@@ -18,7 +18,7 @@ from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.theory import observables as obs
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.potentials import channel, points_in
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 growth_moments = jax.jit(obs.growth_moments)
 largest = jax.jit(obs.largest_eigenvalue)

@@ -16,7 +16,7 @@ from tiedattn_jax.model.overlaps import BRANCHES, Coordinates
 from tiedattn_jax.model.penalties import minimiser, minimiser_and_response
 from tiedattn_jax.theory.observables import diagnose
 from tiedattn_jax.theory.potentials import overlaps, prior, weight_fields, weight_law
-from tiedattn_jax.theory.solve import branch_start
+from tiedattn_jax.theory.setting import branch_start
 
 
 def conjugates_of(*arrays):

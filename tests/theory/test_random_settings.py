@@ -9,7 +9,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import BRANCHES, magnitudes
 from tiedattn_jax.theory.engine import run_one
 from tiedattn_jax.theory.paths import together
-from tiedattn_jax.theory.solve import Problem
+from tiedattn_jax.theory.setting import Setting
 
 pytestmark = pytest.mark.full
 COUNT = 200
@@ -55,7 +55,7 @@ def confirmed_absent(point, rule):
     start = BRANCHES[point.branch].start(model)
     for q, V in ((3.0, 1.0), (0.3, 0.3), (1.0, 0.03)):
         trial = ta.Overlaps(q * start.q, V * start.V, q**0.5 * start.theta, q**0.5 * start.m)
-        coarse = Problem(model, alpha, rule, free, ta.Settings()).coarse_lane(trial)
+        coarse = Setting(model, alpha, rule, free).coarse_lane(trial)
         overlaps = run_one(together([coarse]))[0].overlaps
         state = ta.solve(model, alpha, point.branch, rule, start=jax.tree.map(jnp.asarray, overlaps))
         bars = state.stderr.overlaps

@@ -18,6 +18,7 @@ from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.base.results import Status, error_bar
 from tiedattn_jax.model.overlaps import admissible
 from tiedattn_jax.theory import solve as solving
+from tiedattn_jax.theory.setting import Setting
 
 IDS = {"ids": lambda c: f"{c.branch} {c.alpha}"}
 
@@ -184,7 +185,8 @@ def searched(answer, model=None, nodes=None, start=None):
         return indexed(jax.tree.map(np.asarray, answer(lane)), 0)
 
     nodes, is_default = default_recipe(model).rule(model) if nodes is None else nodes, nodes is None
-    path = solving.default_path(model, jnp.asarray(2.0), "semantic", nodes, start, ta.Settings(), fallback=is_default)
+    setting = Setting.of(model, jnp.asarray(2.0), nodes, "semantic", ta.Settings())
+    path = solving.default_path(setting, "semantic", start, fallback=is_default)
     states, _, free = made.answer_path(path, noted)
     return ta.results.FixedPoint(model, jnp.asarray(2.0), states, "semantic"), lanes, np.asarray(free).tolist()
 
@@ -207,12 +209,12 @@ def test_sobol_points_where_the_default_lines_are_not_resolved(problem, bad, kin
     model = PROBLEMS[problem].model
 
     def answer(lane):
-        is_bad = problem == "tokens" or kind_of(lane.rule.stack) == "L"
+        is_bad = problem == "tokens" or kind_of(lane.setting.nodes.stack) == "L"
         return made.states(model, scatter=(0.0,), **(bad if is_bad else {"status": [1]}))
 
     start = made.overlaps_of(0.1, 12.0, 0.1, tokens=3) if problem == "tokens" else None
     point, lanes, _ = searched(answer, model, start=start)
-    assert "".join(kind_of(lane.rule.stack) for lane in lanes) == kinds and point.status == end
+    assert "".join(kind_of(lane.setting.nodes.stack) for lane in lanes) == kinds and point.status == end
 
 
 SCATTER = (0.5, -2.0, -2.5, 0.0)  # theta has either sign
@@ -235,10 +237,10 @@ def test_a_small_order_parameter_is_held_at_zero(model, searched_status, size, s
     own = small(made.states(model, scatter=scatter, status=[searched_status] * 4), size)
 
     def answer(lane):
-        return jax.tree.map(lambda a: a[max(lane.replicate, 0) :], own if lane.free[0] else held)
+        return jax.tree.map(lambda a: a[max(lane.replicate, 0) :], own if lane.setting.free[0] else held)
 
     point, lanes, free = searched(answer, nodes=rule("lines"))
-    assert point.status == status and any(lane.free[0] == 0 for lane in lanes) == is_held
+    assert point.status == status and any(lane.setting.free[0] == 0 for lane in lanes) == is_held
     assert free == [float(status != Status.absent), 0.0]
 
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from ..averages.program import program
 from ..averages.recipes import SIZES, AnyNodes
-from ..averages.rules import Replicate, Rule
-from ..base.arrays import Number, StateArray, stacked
+from ..averages.rules import Replicate
+from ..base.arrays import StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
 from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status
@@ -25,10 +24,11 @@ from ..model.parameters import Axis, Parameter, moved_number
 from ..theory.engine import run, run_one
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
-from ..theory.solve import Problem, branch_start, check_alpha, check_start
+from ..theory.setting import Lane, branch_start
+from ..theory.solve import check_alpha, check_start
 from ..theory.states import FixedPoint
 from .branch_path import BranchPath
-from .follow import prepared
+from .follow import Family, prepared
 from .secant import Secant
 
 _TOLERANCE = 1e-6  # largest relative residual of a point; averages on lines are smooth to this accuracy
@@ -47,51 +47,34 @@ _OBSERVE = Settings(tol=1e-4, max_steps=0, warm_steps=0)
 _Place = Float[np.ndarray, " k1"]  # scaled coordinates of a point
 
 
-class Setting(NamedTuple):
-    """Start of a path: model, alpha, the parameter that varies, and the mask of the free order parameters."""
-
-    model: Model
-    alpha: Float[StateArray, ""]
-    parameter: Parameter
-    free: Float[StateArray, " 2"]
-
-    def at(self, value: Number) -> tuple[Model, Float[StateArray, ""]]:
-        """Return model and alpha at another value of the parameter."""
-        return self.parameter.set(self.model, self.alpha, value)
-
-    @property
-    def value(self) -> float:
-        """The parameter at the start."""
-        return self.parameter.read(self.model, self.alpha, "parameter")
-
-    def solve(self, nodes: Rule, number: int, x: Overlaps, settings: Settings, value: Number) -> Path:
-        """Path that solves for the state near given overlaps, on one replicate."""
-        model, alpha = self.at(value)
-        return (yield Problem(model, alpha, nodes, self.free, settings).lane(x, number))
-
-
 @program
 def _expand(
-    setting: Setting, replicate: Replicate, u: Float[Array, " k1"]
+    setting: tuple[Model, Float[StateArray, ""], Parameter, Float[StateArray, " 2"]],
+    replicate: Replicate,
+    u: Float[Array, " k1"],
 ) -> tuple[Float[Array, " k1-1"], Float[Array, "k1-1 k1"], Bool[Array, ""]]:
     """Return F(x) - x, its Jacobian, and whether x is admissible, at ``u = (overlaps, parameter)``.
 
     Rotations of the student's columns change no state. The part of F(x) - x along them is replaced by minus the motion
     along them, so that steps and tangents do not rotate.
+
+    Args:
+        setting: model, alpha, the parameter that varies, and the mask of the free order parameters.
     """
-    coordinates = Coordinates(setting.model, setting.free)
+    model, alpha, parameter, free = setting
+    coordinates = Coordinates(model, free)
 
     def at(u: Float[Array, " k1"]) -> tuple[Model, Float[StateArray, ""], Overlaps]:
-        return *setting.at(u[-1]), coordinates.unpack(u[:-1])
+        return *parameter.set(model, alpha, u[-1]), coordinates.unpack(u[:-1])
 
-    F, J, _ = expansion(at, replicate, u, setting.free)
-    model, _, x = at(u)
+    F, J, _ = expansion(at, replicate, u, free)
+    here, _, x = at(u)
     r, J = F - u[:-1], J - jnp.eye(u.size - 1, u.size, dtype=u.dtype)
     gauge = coordinates.gauge(x, jnp.ones_like(r))
     if len(gauge):
         along = gauge.T @ jnp.linalg.pinv(gauge.T)
         r, J = r - along @ r, J - along @ J - jnp.pad(along, ((0, 0), (0, 1)))
-    return r, J, admissible(model, x)
+    return r, J, admissible(here, x)
 
 
 class _ArcPoint(NamedTuple):
@@ -106,11 +89,13 @@ class _ArcPoint(NamedTuple):
 class _Continuation:
     """Solution curve of one replicate in scaled coordinates, the parameter last. Methods that solve return paths."""
 
-    def __init__(self, setting: Setting, nodes: Rule, number: int, x: Overlaps, limits: tuple[float, float]):
+    def __init__(self, family: Family, branch: str | None, number: int, x: Overlaps, limits: tuple[float, float]):
         self.limits, self.turns = limits, dict[frozenset[bytes], _Place]()
-        self.setting, self.nodes, self.number, self.replicate = setting, nodes, number, nodes.replicate(number)
-        self.coordinates = Coordinates(setting.model, setting.free)
-        value = setting.value
+        self.family, self.branch, self.number = family, branch, number
+        free = branch_of(branch).free(family.model)
+        self.setting, self.replicate = (family.model, family.alpha, family.number, free), family.nodes.replicate(number)
+        self.coordinates = Coordinates(family.model, free)
+        value = family.value
         ones = jax.tree.map(jnp.ones_like, x)
         # Indices of the coordinates that symmetry does not set to zero.
         self.active = np.flatnonzero(np.append(np.asarray(self.coordinates.pack(ones)), 1.0))
@@ -160,7 +145,8 @@ class _Continuation:
 
     def state_at(self, w: Float[np.ndarray, " k1"]) -> Path:
         """Path that evaluates the state at a point of the curve."""
-        return self.setting.solve(self.nodes, self.number, self.overlaps(w), _OBSERVE, self.value(w))
+        setting = self.family.at(self.value(w), self.branch)._replace(settings=_OBSERVE)
+        return (yield Lane(setting, self.overlaps(w), self.number))
 
     def march(self, first: _ArcPoint, step: float, count: int) -> Path:
         """Path that follows the curve from `first` along its tangent; returns the points and why they end."""
@@ -226,7 +212,7 @@ class _Continuation:
             if p.tangent[-1] * q.tangent[-1] < 0:
                 turn = self.turns[_key(p, q)]
                 around = [self.overlaps(point.w) for point in points[max(k - 1, 0) : k + 3]]
-                (forks if _mirrored(self.setting.model, around, self.overlaps(turn)) else folds).append(turn)
+                (forks if _mirrored(self.family.model, around, self.overlaps(turn)) else folds).append(turn)
         return folds, forks
 
     def crossing_values(self, points: list[_ArcPoint]) -> Path:
@@ -322,54 +308,52 @@ def trace_branch(
         InputError: the parameter or branch is unknown, the limits do not contain the start or leave the model's range,
             there is no state at the start, or alpha, nodes, start, settings, step or points are of the wrong kind.
     """
-    nodes, settings = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
-    branch = branch_of(branch).name
-    free, a = branch_of(branch).free(model), check_alpha(model, alpha)
-    setting = Setting(model, a, moved_number(parameter, model, "parameter"), free)
-    value = setting.value
+    family = prepared(model, nodes, settings, size=SIZES["path"], replicates=2, even=branch is not None)
+    branch, number = branch_of(branch).name, moved_number(parameter, model, "parameter")
+    family = family._replace(number=number, alpha=check_alpha(model, alpha))
+    value = family.value
     requirement = f"two increasing numbers around {value}"
     low, high = array_of(limits, "limits", requirement, lambda a: a.size == 2 and a[0] <= value <= a[1] and a[0] < a[1])
-    setting.parameter.check(lax.stop_gradient(model), np.array([low, high]), "limits")
+    number.check(family.model, np.array([low, high]), "limits")
     array_of(step, "step", "a positive number", lambda a: a > 0, ndim=0)
     require_count(points, "points")
     require_kind(start, "start", (FixedPoint, Overlaps, type(None)), "a FixedPoint or Overlaps near the state")
     if start is None:
-        coarse_path = Problem(*setting.at(value), nodes, free, settings).coarse_lane(branch_start(model, branch))
+        coarse_lane = family.at(value, branch).coarse_lane(branch_start(model, branch))
         progress = in_parts(progress)
-        overlaps = run_one(together([coarse_path]), progress)[0].overlaps
+        overlaps = run_one(together([coarse_lane]), progress)[0].overlaps
     else:
         overlaps = check_start(model, start.overlaps if isinstance(start, FixedPoint) else start)
-    paths = [_branch_path(setting, nodes, k, overlaps, settings, (low, high), step, points)
-             for k in range(nodes.replicates)]  # fmt: skip
+    numbers = range(family.nodes.replicates)
+    paths = [_branch_path(family, branch, k, overlaps, (low, high), step, points) for k in numbers]
     return run(paths, progress=progress)
 
 
 def _continuation(
-    setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
+    family: Family, branch: str | None, number: int, start: Overlaps, limits: tuple[float, float]
 ) -> Path:
     """Path that solves for the state near the start on one replicate; returns the `_Continuation` from there.
 
     Raises:
         InputError: there is no state near the start.
     """
-    state = yield from setting.solve(nodes, number, start, settings, setting.value)
+    state = yield Lane(family.at(family.value, branch), start, number)
     if not state.has_state:
         raise InputError("start", f"must be near a state, got one with status {Status.name_of(state.status)}")
-    return _Continuation(setting, nodes, number, state.overlaps, limits)
+    return _Continuation(family, branch, number, state.overlaps, limits)
 
 
 def _branch_path(
-    setting: Setting,
-    nodes: Rule,
+    family: Family,
+    branch: str | None,
     number: int,
     start: Overlaps,
-    settings: Settings,
     limits: tuple[float, float],
     step: float,
     count: int,
 ) -> Path:
     """Path of `trace_branch` on one replicate; returns a `BranchPath`."""
-    curve = yield from _continuation(setting, nodes, number, start, settings, limits)
+    curve = yield from _continuation(family, branch, number, start, limits)
     points, ends = yield from curve.march_both_ways(step, count)
     folds, forks = curve.turning_points(points)
     crossings = yield from curve.crossing_values(points)
@@ -379,11 +363,11 @@ def _branch_path(
     # The Jacobian is that of F(x) - x in scaled coordinates; scaling leaves its eigenvalues unchanged.
     eigenvalues = np.array([1 + np.linalg.eigvals(p.J[:, :-1]) for p in points])
     return BranchPath(
-        parameter=curve.setting.parameter.name,
+        parameter=family.number.name,
         values=np.array([curve.value(p.w) for p in points]),
         states=stacked(states),
         eigenvalues=np.take_along_axis(eigenvalues, np.argsort(-eigenvalues.real, 1), 1),
-        labels=tuple(label(curve.setting.model, curve.overlaps(p.w)) for p in points),
+        labels=tuple(label(family.model, curve.overlaps(p.w)) for p in points),
         folds=tuple(map(curve.value, folds)),
         fold_states=tuple(stacked([state]) for state in fold_states),
         pitchforks=tuple(map(curve.value, forks)),
@@ -393,24 +377,24 @@ def _branch_path(
     )
 
 
-def fold_near(setting: Setting, nodes: Rule, start: Overlaps, settings: Settings, limits: tuple[float, float]) -> Path:
+def fold_near(family: Family, branch: str | None, start: Overlaps, limits: tuple[float, float]) -> Path:
     """Path that locates the fold nearest to a state, between limits, on every replicate.
 
     Returns:
         The parameter (R,) and the states there; None if any replicate has no fold or no state.
     """
-    folds = yield [_nearest_fold(setting, nodes, k, start, settings, limits) for k in range(nodes.replicates)]
+    folds = yield [_nearest_fold(family, branch, k, start, limits) for k in range(family.nodes.replicates)]
     if any(fold is None for fold in folds):
         return None
-    return np.array([value for value, _ in folds], setting.alpha.dtype), stacked([state for _, state in folds])
+    return np.array([value for value, _ in folds], family.model.lam.dtype), stacked([state for _, state in folds])
 
 
 def _nearest_fold(
-    setting: Setting, nodes: Rule, number: int, start: Overlaps, settings: Settings, limits: tuple[float, float]
+    family: Family, branch: str | None, number: int, start: Overlaps, limits: tuple[float, float]
 ) -> Path:
     """Path of `fold_near` on one replicate; returns the parameter and the state, or None."""
     try:
-        curve = yield from _continuation(setting, nodes, number, start, settings, limits)
+        curve = yield from _continuation(family, branch, number, start, limits)
         points, _ = yield from curve.march_both_ways(_STEP, _FOLD_POINTS)
     except InputError:  # there is no state
         return None
@@ -418,5 +402,5 @@ def _nearest_fold(
     candidates = [w for w in folds if limits[0] < curve.value(w) < limits[1]]
     if not candidates:
         return None
-    nearest = min(candidates, key=lambda w: abs(curve.value(w) - setting.value))
+    nearest = min(candidates, key=lambda w: abs(curve.value(w) - family.value))
     return curve.value(nearest), (yield from curve.state_at(nearest))

@@ -130,19 +130,17 @@ def prepared_task(
     bracket: tuple[float, float] | None,
     settings: Settings | None,
 ) -> Task:
-    """Check the arguments of `best_ridge` and fill in defaults; the alpha of the result is one."""
-    rule, tolerances = prepared(model, nodes, settings)
+    """Check the arguments of `best_ridge` and fill in defaults; the result has no alpha."""
+    family = prepared(model, nodes, settings)
     branch = require_choice(branch, "branch", [*PAIR, None])
-    fixed_model = lax.stop_gradient(model)
-    parameter = moved_number(number, fixed_model, "number")
+    parameter = moved_number(number, family.model, "number")
     require(parameter.name != "alpha", "number", parameter.name, "a number of the model")
-    parameter.read(fixed_model, None, "number")
+    parameter.read(family.model, None, "number")
     if bracket is None and parameter.name != "lam":
         raise InputError("bracket", f"must be given for another number than lam, got number={parameter.name!r}")
     ends = ends_of(RIDGES if bracket is None else bracket)
-    parameter.check(fixed_model, np.array(ends), "bracket")
-    family = Family(model, rule, tolerances, parameter, jnp.ones((), model.lam.dtype))
-    return Task(family, PAIR if branch is None else (branch,), ends)
+    parameter.check(family.model, np.array(ends), "bracket")
+    return Task(family._replace(number=parameter), PAIR if branch is None else (branch,), ends)
 
 
 class Task(NamedTuple):
@@ -205,9 +203,9 @@ def best_path(task: Task) -> Path:
         return _merged(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
     sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
-    problems = [task.family.problem(best.value, walk.branch) for walk in sides]
+    settings = [task.family.at(best.value, walk.branch) for walk in sides]
     starts = [walk.nearest(np.log(best.value)) for walk in sides]
-    states = yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]
+    states = yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]
     return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
 
 

@@ -30,7 +30,7 @@ from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, admissible, branch_of, order_size
 from ..model.parameters import Parameter
 from ..theory.paths import Path
-from ..theory.solve import Problem, branch_start
+from ..theory.setting import Setting, branch_start
 from ..theory.states import FixedPoint, State
 
 
@@ -43,8 +43,10 @@ def prepared(
     size: int = SIZES["solve"],
     replicates: int = REPLICATES,
     even: bool = True,
-) -> tuple[Rule, Settings]:
-    """Check a model; return the averaging rule and the tolerances that the caller gave, or the defaults.
+) -> Family:
+    """Check a model; return its settings along alpha, with the averages and tolerances of the caller or the defaults.
+
+    Its numbers are held: results become differentiable in the caller's model when they are made.
 
     Args:
         even: whether the model's loss must be even, as the named branches require.
@@ -55,9 +57,9 @@ def prepared(
     require_kind(model, "model", Model, "a Model such as DotProduct()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
     check_top_level(model)
-    check(lax.stop_gradient(model), even=even)
+    model = check(lax.stop_gradient(model), even=even)
     rule = make_rule(nodes, model, default_recipe(model, size, replicates=replicates))
-    return rule, settings or default or Settings()
+    return Family(model, rule, settings or default or Settings())
 
 
 def ends_of(bracket: tuple[float, float]) -> tuple[float, float]:
@@ -220,22 +222,22 @@ class Follower:
             guess: overlaps of every replicate near the state.
             was_absent: whether the branch is not expected here; step 1 is then skipped.
         """
-        problem, has_order = Problem(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
+        setting, has_order = Setting(model, alpha, self.nodes, self.free, self.settings), np.sum(self.free) == 1
         state = None
         if not was_absent:
-            state = yield from problem.solve_replicates(guess)
+            state = yield from setting.solve_replicates(guess)
             small = has_order and _sizes(model, state, self.free)[0] < _SMALL
             if quorum(state.has_state) and not small:
                 return state
         if has_order or was_absent:
-            uninformed = yield from problem._replace(free=np.zeros(2)).solve_replicates(guess)
+            uninformed = yield from setting._replace(free=np.zeros(2)).solve_replicates(guess)
             if has_order and self._absent(model, uninformed, True):
                 return _with_status(uninformed, Status.absent)
             if state is not None and quorum(state.has_state):
                 return state
         steps = np.maximum(self.settings.warm_steps, _DAMPED_STEPS)
-        damped_problem = problem._replace(settings=eqx.tree_at(lambda a: a.warm_steps, self.settings, steps))
-        state = yield from damped_problem.solve_replicates(self.start)
+        damped = eqx.tree_at(lambda a: a.warm_steps, self.settings, steps)
+        state = yield from setting._replace(settings=damped).solve_replicates(self.start)
         return _with_status(state, Status.absent) if has_order and self._absent(model, state, False) else state
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
@@ -250,26 +252,25 @@ def _with_status(state: State, status: Status) -> State:
     return replace(state, status=jnp.full_like(state.status, status))
 
 
-def walk(
-    places: Sequence[tuple[Model, Number, float]], branch: str | None, nodes: Rule, settings: Settings
-) -> Iterator[Path]:
+def walk(family: Family, places: Sequence[tuple[Model, Number, float]], branch: str | None) -> Iterator[Path]:
     """Return one path per place that solves a branch there; they run in the order given, each returns a `FixedPoint`.
 
-    Only the first place uses the damped steps of `settings`, because only its start may be far from the branch.
+    Only the first place uses the damped steps of the settings, because only its start may be far from the branch.
 
     Args:
+        family: gives the averages and tolerances.
         places: model, alpha, and the value of the number that changes.
     """
     model, _, value = places[0]
     start, free = branch_start(model, branch), np.asarray(branch_of(branch).free(model))
-    warm = WarmStart.begin(start, value, nodes.replicates)
-    follower = Follower(nodes, settings, free, start)
+    warm = WarmStart.begin(start, value, family.nodes.replicates)
+    follower = Follower(family.nodes, family.settings, free, start)
 
     def step(model: Model, alpha: Number, value: float) -> Path:
         nonlocal warm, follower
         alpha = np.asarray(alpha, model.lam.dtype)
         warm, state = yield from follower.advance(model, alpha, value, warm)
-        follower = replace(follower, settings=eqx.tree_at(lambda s: s.warm_steps, settings, np.asarray(0)))
+        follower = replace(follower, settings=eqx.tree_at(lambda s: s.warm_steps, family.settings, np.asarray(0)))
         return FixedPoint(model, jnp.asarray(alpha), state, branch)
 
     return (step(*place) for place in places)
@@ -281,7 +282,7 @@ def along_alpha(model: Model, alphas: Sequence[float] | Float[np.ndarray, " A"])
 
 
 class Family(NamedTuple):
-    """Settings along one number, and how their states are solved. All arguments have been checked.
+    """Settings along one number, and how their states are solved: what a search is given after the checks.
 
     Attributes:
         model: the model; concrete numbers.
@@ -300,11 +301,16 @@ class Family(NamedTuple):
         """Return the settings of another model, whose numbers are held."""
         return self._replace(model=lax.stop_gradient(model))
 
-    def problem(self, value: float, branch: str | None) -> Problem:
+    @property
+    def value(self) -> float:
+        """The number at the model's own setting."""
+        return self.number.read(self.model, self.alpha, "parameter")
+
+    def at(self, value: float, branch: str | None) -> Setting:
         """Return a branch at one value of the number."""
         model, alpha = self.number.set(self.model, self.alpha, value)
         assert alpha is not None
-        return Problem(model, np.asarray(alpha), self.nodes, np.asarray(branch_of(branch).free(model)), self.settings)
+        return Setting.of(model, np.asarray(alpha), self.nodes, branch, self.settings)
 
     def derivatives(
         self, value: float, by_model: Model, by_alpha: Float[GivenArray, " R"]

@@ -26,7 +26,7 @@ from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import MODELS, Axis
 from ..theory import engine
 from ..theory.paths import Failure, Path
-from ..theory.solve import Problem
+from ..theory.setting import Setting
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .events import EVENTS
@@ -95,7 +95,7 @@ def phase_diagram(
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
     cells = Grid.of(model, axes, numbers, asked="phase_diagram", with_alpha=True, planar=True)
-    nodes, settings = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
+    _, nodes, settings, *_ = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
     require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
@@ -271,7 +271,7 @@ class _Grid(NamedTuple):
         first_overlaps = []
         for row in range(len(self.alphas)):
             model, alpha = self.at(row, 0)
-            state = yield Problem(model, alpha, self.nodes, pair_free(model)[branch], coarse_settings).coarse_lane(x)
+            state = yield Setting.of(model, alpha, self.nodes, PAIR[branch], coarse_settings).coarse_lane(x)
             # An absent branch returns overlaps near the uninformed state, which fit this row but no other one.
             x = state.overlaps if state.status <= Status.stalled else start
             first_overlaps.append(state.overlaps if state.status == Status.absent else x)

@@ -37,9 +37,9 @@ from ..model.overlaps import Overlaps
 from ..theory.equations import Equations
 from ..theory.paths import Call, Path
 from ..theory.quantities import Quantity
-from ..theory.solve import Problem
+from ..theory.setting import Lane, Setting
 from ..theory.states import FixedPoint, State
-from .arclength import Setting, fold_near
+from .arclength import fold_near
 from .events import Event, Observable, as_event
 from .follow import Family, along_alpha, is_absent, walk, with_replicate_axis
 from .secant import Secant, zero_between
@@ -282,19 +282,19 @@ def event_number(
     dtype, replicates = family.model.lam.dtype, family.nodes.replicates
     # Overlaps of a model in another dtype are starts as well.
     starts = jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), tuple(xs))
-    problems = [family.problem(value, branch) for branch in event.branches]
+    settings = [family.at(value, branch) for branch in event.branches]
     if coarse:
-        states = tuple(stacked([s]) for s in (yield [p.lane(x) for p, x in zip(problems, starts, strict=True)]))
+        states = tuple(stacked([s]) for s in (yield [Lane(s, x) for s, x in zip(settings, starts, strict=True)]))
     else:
         starts = [with_replicate_axis(x, replicates) for x in starts]
-        states = tuple((yield [p.solve_replicates(x) for p, x in zip(problems, starts, strict=True)]))
+        states = tuple((yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]))
     number, rates = np.asarray(_numbers(event, states)), None
     slopes, partials = np.full_like(number, np.nan), None
     if event.observable is None:
         partials = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
     elif exact:
         replicate_numbers = [COARSE] if coarse else range(replicates)
-        _, *partials = yield from _derivatives(problems[0], states[0].overlaps, event.observable, replicate_numbers)
+        _, *partials = yield from _derivatives(settings[0], states[0].overlaps, event.observable, replicate_numbers)
     if partials is not None:
         rates, slopes = family.derivatives(value, *partials)
         slopes = np.where(np.isnan(number), np.nan, slopes)
@@ -316,8 +316,8 @@ def _coarse_guess(event: Event, family: Family, bracket: tuple[float, float], st
         second branch, and negative for the first one. If neither has a state, it is negative. Its size is then the mean
         size of both losses.
         """
-        problems = [family.problem(value, branch) for branch in event.branches]
-        states = yield [p.coarse_lane(x) for p, x in zip(problems, xs, strict=True)]
+        settings = [family.at(value, branch) for branch in event.branches]
+        states = yield [s.coarse_lane(x) for s, x in zip(settings, xs, strict=True)]
         has_state = [bool(s.has_state) for s in states]
         # The next search for a branch that was not found begins at the start of that branch.
         is_settled = [s.status <= Status.stalled for s in states]
@@ -344,9 +344,8 @@ def guess_among(
     Args:
         unsettled: list to which the path adds the points of every alpha where a search failed for a branch.
     """
-    model, nodes, settings = family.model, family.nodes, family.settings
     visited: list[tuple[Sequence[FixedPoint], float]] = []
-    for steps in zip(*(walk(along_alpha(model, alphas), b, nodes, settings) for b in event.branches), strict=True):
+    for steps in zip(*(walk(family, along_alpha(family.model, alphas), b) for b in event.branches), strict=True):
         points = yield list(steps)
         if event.value is not None:
             visited.append((points, number_of(event, points)))
@@ -378,24 +377,22 @@ def _implicit(
     return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
 
 
-def _derivatives(problem: Problem, xs: Overlaps, observable: Observable, replicates: Sequence[int]) -> Path:
+def _derivatives(setting: Setting, xs: Overlaps, observable: Observable, replicates: Sequence[int]) -> Path:
     """Path that evaluates `_implicit` in the given replicates; returns arrays (R, ...)."""
-    model, alpha, nodes, free, _ = problem
-    calls = []
-    for k, replicate in enumerate(replicates):
-        equations = Equations(model, alpha, nodes.replicate(replicate), jnp.asarray(free))
-        calls.append(Call(_implicit, (equations, indexed(xs, k), observable)))
-    return stacked((yield calls))
+    arguments = [(setting.equations(number), indexed(xs, k), observable) for k, number in enumerate(replicates)]
+    return stacked((yield [Call(_implicit, each) for each in arguments]))
 
 
 def _fold(event: Event, family: Family, guess: Guess, exact: bool) -> Path:
     """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
     value, dtype = float(guess.at), family.model.lam.dtype
-    model, alpha, nodes, free, settings = family.problem(value, event.branches[0])
-    (start,) = guess.overlaps
-    x = jax.tree.map(lambda a: np.mean(np.asarray(a, dtype), 0), with_replicate_axis(start, nodes.replicates))
+    # Along alpha the start of the path is the guess.
+    family = family if family.number.name != "alpha" else family._replace(alpha=np.asarray(value, dtype))
+    (start,), (branch,) = guess.overlaps, event.branches
+    starts = with_replicate_axis(start, family.nodes.replicates)
+    x = jax.tree.map(lambda a: np.mean(np.asarray(a, dtype), 0), starts)
     limits = float(guess.low) or 0.5 * value, float(guess.high) if np.isfinite(guess.high) else 1.5 * value
-    fold = yield from fold_near(Setting(model, alpha, family.number, free), nodes, x, settings, limits)
+    fold = yield from fold_near(family, branch, x, limits)
     if fold is None:
         return None
     values, state = fold
@@ -403,8 +400,7 @@ def _fold(event: Event, family: Family, guess: Guess, exact: bool) -> Path:
     if exact:
         calls = []
         for k, folded in enumerate(values):
-            model, alpha = family.number.set(family.model, family.alpha, folded)
-            equations = Equations(model, alpha, nodes.replicate(k), jnp.asarray(free))
+            equations = family.at(folded, branch).equations(k)
             calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
         rates, slopes = family.derivatives(float(np.mean(values)), *stacked((yield calls)))
     return Zero(values, (state,), np.zeros_like(values), rates, slopes, 1.0, True)

@@ -21,7 +21,7 @@ from ..base.results import Status
 from ..model.overlaps import Overlaps
 from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path
-from ..theory.solve import Problem, branch_start
+from ..theory.setting import Lane, Setting, branch_start
 from ..theory.states import State
 from .follow import Family, WarmStart, predict, update
 
@@ -63,13 +63,13 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
     start = jax.tree.map(np.asarray, branch_start(family.model, branch))
     middle = np.log(max(family.number.read(family.model, None, "number"), bracket[0]))
 
-    def problem(k: int) -> Problem:
-        return family.problem(float(np.exp(grid[k])), branch)
+    def setting(k: int) -> Setting:
+        return family.at(float(np.exp(grid[k])), branch)
 
     def visit(k: int, *guesses: tuple[Overlaps, int]) -> Path:
         """Path that searches a state from guesses in turn, each with its number of attempts; returns it or None."""
         for guess, attempts in guesses:
-            state = yield problem(k).lane(guess, COARSE, attempts)
+            state = yield Lane(setting(k), guess, COARSE, attempts)
             if state.has_state:
                 error[k], loss[k], overlaps[k] = state.gen_error, state.train_loss, state.overlaps
                 return state
@@ -80,7 +80,7 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
         """Path that walks on from a first state until there is none."""
         warm = WarmStart.begin(first.overlaps, grid[places.start - places.step], 1)
         for k in places:
-            guess = indexed(predict(problem(k).model, warm, grid[k]), 0)
+            guess = indexed(predict(setting(k).model, warm, grid[k]), 0)
             state = yield from visit(k, (guess, 1), (start, len(ATTEMPTS)))
             if state is None:
                 return

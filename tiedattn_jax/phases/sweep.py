@@ -271,14 +271,14 @@ def _branch(
 ) -> Table:
     """Follow a branch; in alpha from the largest one down to where it ends, and in another number upwards."""
     branch, name = branch_of(branch).name, grid.axes[0].name
-    nodes, settings = prepared(grid.models[0], nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=bool(branch))
+    family = prepared(grid.models[0], nodes, settings, CURVE_SETTINGS, size=SIZES["curve"], even=bool(branch))
     values = grid.axes[0].values
     order = np.argsort(-values if name == "alpha" else values)
     places = [(grid.models[k], grid.alphas[k], float(values[k])) for k in order]
     points: list[FixedPoint] = []
 
     def path() -> Path:
-        for step in walk(places, branch, nodes, settings):
+        for step in walk(family, places, branch):
             points.append((yield step))
             report(len(points), values.size)
             if name == "alpha" and not points[-1].exists and len(points) > 1 and points[-2].exists:
@@ -303,9 +303,8 @@ def _event(
     sensitivities: bool = False,
 ) -> Table:
     """Follow an event through the values of a number of the model."""
-    rule, tolerances = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS)
-    exact = as_flag(sensitivities, "sensitivities")
-    return run_one(trace_path(event, grid.models[0], grid.axes[0], rule, tolerances, start, exact, report))
+    family, exact = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS), as_flag(sensitivities, "sensitivities")
+    return run_one(trace_path(event, family, grid.axes[0], start, exact, report))
 
 
 # Functions of the grid and a report, with the options of the question, that follow its answers from value to value.

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy.interpolate import KroghInterpolator
 
-from ..averages.rules import Rule
 from ..base.errors import InputError, require, require_kind
 from ..base.progress import Report
 from ..base.results import Settings, Status
@@ -28,10 +27,8 @@ _POINTS = 3  # points that the extrapolation of alpha uses
 
 def trace_path(
     event: str,
-    model: Model,
+    family: Family,
     axis: Axis,
-    nodes: Rule,
-    settings: Settings,
     start: Start | None,
     sensitivities: bool,
     progress: Report,
@@ -58,13 +55,13 @@ def trace_path(
             finished[event] = done
             progress(sum(finished.values()), total * len(events))
 
-        definition = event_of(event, model)
+        definition = event_of(event, family.model)
         if definition.value is None:
             text = f"must be one that can be followed, got question={event!r}: use trace_branch for folds"
             raise InputError("question", text)
         guess = None if start is None else guess_of(definition, start)
         exact = sensitivities or definition.observable is None
-        return _Tracer(definition, model, axis.parameter, nodes, settings, exact).boundary(axis.values, guess, report)
+        return _Tracer(definition, family, axis.parameter, exact).boundary(axis.values, guess, report)
 
     paths = [path(name) for name in events]
     return _first_to_beat_the_baseline(*paths) if event == ALPHA_L else paths[0]
@@ -104,9 +101,8 @@ def _global_branch(critical: Quantity) -> int:
 class _Tracer:
     """A boundary that is being traced: its points so far, and the warm start of every state."""
 
-    def __init__(self, event: Event, model: Model, parameter: Parameter, nodes: Rule, settings: Settings, exact: bool):
-        self.event, self.model, self.parameter = event, model, parameter
-        self.nodes, self.settings, self.exact = nodes, settings, exact
+    def __init__(self, event: Event, family: Family, parameter: Parameter, exact: bool):
+        self.event, self.family, self.parameter, self.exact = event, family, parameter, exact
         self.cells: list[Quantity] = []
         self.slopes: list[float] = []  # d alpha / d value; NaN where it is not known exactly
         self.known: list[tuple[float, float, float]] = []  # value, alpha and slope of the points that were found
@@ -134,11 +130,11 @@ class _Tracer:
             reason = transition_of(self.event, self.model_at(value), zero).reason
             problem = f"got none at the first near alpha = {guess.at:.4g}"
             raise InputError("values", f"must begin where the event happens, {problem}: {reason}")
-        self.warm_starts = [WarmStart.begin(x, value, self.nodes.replicates) for x in guess.overlaps]
+        self.warm_starts = [WarmStart.begin(x, value, self.family.nodes.replicates) for x in guess.overlaps]
         self.record(value, zero)
 
     def model_at(self, value: float) -> Model:
-        return self.parameter.set(self.model, None, value)[0]
+        return self.parameter.set(self.family.model, None, value)[0]
 
     def prediction(self, value: float) -> Guess:
         """Predict alpha by extrapolating the last points (one point: along its slope), and the states by the secant."""
@@ -167,7 +163,7 @@ class _Tracer:
         """Record a point that was found, so that it serves to predict the next ones."""
         transition, slope = transition_of(self.event, self.model_at(value), zero), np.nan
         if transition.sensitivities is not None and self.parameter.put is None:
-            slope = self.parameter.slope(transition.sensitivities, self.model, value)
+            slope = self.parameter.slope(transition.sensitivities, self.family.model, value)
         self.steepness = zero.slope  # d (event's number) / d alpha
         self.warm_starts = [update(w, value, s) for w, s in zip(self.warm_starts, zero.states, strict=True)]
         self.cells.append(transition)
@@ -185,4 +181,4 @@ class _Tracer:
         return guess
 
     def family_at(self, value: float) -> Family:
-        return Family(self.model_at(value), self.nodes, self.settings)
+        return self.family.of(self.model_at(value))

@@ -79,7 +79,7 @@ def critical_alpha(
     Raises:
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
-    family, ends = _prepared(model, nodes, settings), ends_of(bracket)
+    family, ends = prepared(model, nodes, settings), ends_of(bracket)
     guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
 
     def path(model: Model, alpha: None) -> Path:
@@ -124,7 +124,7 @@ def linear_crossing(
     Raises:
         InputError: as `critical_alpha`; the transition is of the wrong kind, or the model has no `target`.
     """
-    family, ends = _prepared(model, nodes, settings), ends_of(bracket)
+    family, ends = prepared(model, nodes, settings), ends_of(bracket)
     event_of("semantic baseline", family.model)  # the model must have a target
     if transition is not None:
         require_kind(transition, "transition", Quantity, "the result of critical_alpha")
@@ -183,7 +183,7 @@ def find_event(
         InputError: the event is unknown, or the start does not belong to it; or there is no start, and the event does
             not happen.
     """
-    family, exact = _prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
+    family, exact = prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
     definition = event_of(event, family.model)
     guess = None if start is None else guess_of(definition, start)
     if guess is None and start is not None:
@@ -240,16 +240,8 @@ def branch_ends(
     require_choice(curve.question, "curve.question", PAIR)
     require(len(curve.points) > 0, "curve.points", [], "one or more")
     model, exact = curve.points[0].model, as_flag(sensitivities, "sensitivities")
-    family = Family(model, *prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"]))
+    family = prepared(model, nodes, settings, CURVE_SETTINGS, size=SIZES["curve"])
     return run_one(_Ends(curve, family, exact).find_all(), progress)
-
-
-def _prepared(model: Model, nodes: AnyNodes, settings: Settings | None) -> Family:
-    """Check the arguments, and fill in defaults; return the settings along alpha.
-
-    Their numbers are held: `transition_of` makes the result differentiable in the caller's model.
-    """
-    return Family(lax.stop_gradient(model), *prepared(model, nodes, settings))
 
 
 def _alpha_c(family: Family, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
@@ -293,7 +285,7 @@ def _alpha_l(
     # The state has no branch name, whichever branch it is.
     crossing = transition_of(event._replace(branches=(None,)), model, zero)
     if crossing.ok and not fixed.ok:
-        rival = family.problem(float(zero.at), PAIR[1 - branch])
+        rival = family.at(float(zero.at), PAIR[1 - branch])
         states = yield from rival.solve_from_far(first[1 - branch])
         if _loss(FixedPoint(family.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
             return as_event(critical, ALPHA_L, critical.branches)
@@ -342,7 +334,7 @@ class _Ends:
         added = []
         if alphas:
             places = along_alpha(self.family.model, alphas[::-1])
-            for step in walk(places, self.name, self.family.nodes, self.family.settings):
+            for step in walk(self.family, places, self.name):
                 added.append((yield from step))
         self.curve = Table.of_states(self.name, sorted([*known, *added], key=lambda point: float(point.alpha)))
 
@@ -385,8 +377,8 @@ class _Ends:
         return ends
 
     def uninformed(self, point: FixedPoint, state: FixedPoint) -> Path:
-        problem = self.family.problem(float(point.alpha), "uninformed")
-        states = yield from problem.solve_replicates(state.replicates.overlaps)
+        setting = self.family.at(float(point.alpha), "uninformed")
+        states = yield from setting.solve_replicates(state.replicates.overlaps)
         return FixedPoint(point.model, point.alpha, states, "uninformed")
 
     def fold(self, state: FixedPoint, absent_point: FixedPoint) -> Path:

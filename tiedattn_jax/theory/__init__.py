@@ -3,6 +3,7 @@
 potentials         the two scalar potentials, from which all else follows, and averages over the fields of one weight
 equations          the saddle-point equations as a map of the overlaps, its searches, and its derivatives
 newton             one step towards a fixed point of the map
+setting            a branch at one setting, and the lanes of its root searches
 paths              paths, what they ask for, and the scheduler that hands it out
 engine             the pool that runs paths: in threads on a CPU, in slots on accelerators
 observables        the predictions of a state, and the elevation by replica symmetry breaking

@@ -1,6 +1,6 @@
 """The engine: many root searches at once, none of which waits for the slowest.
 
-A *lane* is one root search: a model, an alpha, a replicate of the averages, the free order parameters, and a start. A
+A *lane* is one root search: a branch at a setting, a replicate of the averages, and a start. A
 *path* is a Python generator that yields requests: a lane, another path, a `Call`, or a list of these. It is sent their
 results: the `State` of a lane, the return value of a path or of a call. Everything that needs several states is a path:
 a branch that is continued in alpha, a transition, a row of a phase diagram.
@@ -44,7 +44,8 @@ from ..base.progress import Progress, reporter
 from ..model.overlaps import Coordinates
 from .equations import Equations
 from .newton import Answer, Newton, Search
-from .paths import Call, Failure, Job, Lane, Path, Scheduler, result_of
+from .paths import Call, Failure, Job, Scheduler, result_of
+from .setting import Lane, Path
 from .states import State
 
 
@@ -211,14 +212,15 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
 
 def _numbers(lane: Lane) -> tuple[tuple, tuple]:
     """Return the setting of a lane, which its equations are made of, and the arguments of its search."""
-    return (lane.model, lane.alpha, lane.free, np.asarray(lane.replicate)), lane.search_arguments
+    model, alpha, _, free, _ = lane.setting
+    return (model, alpha, free, np.asarray(lane.replicate)), lane.search_arguments
 
 
 def _kind_and_row(lane: Lane) -> tuple[Any, Float[np.ndarray, " k"]]:
     """Return what lanes must share in order to be evaluated in one call, and all numbers of the lane in one array."""
     leaves, structure = jax.tree.flatten(_numbers(lane))
-    row = np.concatenate([np.ravel(a) for a in leaves], dtype=lane.model.lam.dtype)
-    return (structure, tuple(np.shape(a) for a in leaves), id(lane.rule)), row
+    row = np.concatenate([np.ravel(a) for a in leaves], dtype=lane.setting.model.lam.dtype)
+    return (structure, tuple(np.shape(a) for a in leaves), id(lane.setting.nodes)), row
 
 
 class Slots:
@@ -234,11 +236,12 @@ class Slots:
         self.lanes: list[Job] = []
         self.mesh = Mesh(np.array(devices), ("lanes",))
         self.sharding = NamedSharding(self.mesh, PartitionSpec("lanes"))
-        self.rule = jax.device_put(example.rule, NamedSharding(self.mesh, PartitionSpec()))
+        self.rule = jax.device_put(example.setting.nodes, NamedSharding(self.mesh, PartitionSpec()))
         limit = width or _max_lanes(example, devices)
         sizes = [w for w in WIDTHS if w <= limit] or [limit]
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
-        dtype, self.example_rule = example.model.lam.dtype, example.rule  # a rule that lives keeps its `id`
+        self.example_rule = example.setting.nodes  # a rule that lives keeps its `id`
+        dtype = example.setting.model.lam.dtype
         numbers = jax.tree.map(np.asarray, _numbers(example))  # tolerances can be float64 beside a model in float32
         numbers = jax.tree.map(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, numbers)
         answer, search, self.example_state = _examples(example.equations, numbers)
@@ -364,9 +367,9 @@ def _max_lanes(example: Lane, devices: Sequence[jax.Device]) -> int:
     stats = [device.memory_stats() or {} for device in devices]
     if not all("bytes_limit" in s for s in stats):
         return WIDTHS[-1]
-    nodes = min(example.rule.size, block_size())
-    rule_bytes = sum(a.nbytes for a in jax.tree.leaves(example.rule.stack))
-    lane_bytes = _NODE_BYTES * nodes + rule_bytes / example.rule.replicates
+    rule = example.setting.nodes
+    rule_bytes = sum(a.nbytes for a in jax.tree.leaves(rule.stack))
+    lane_bytes = _NODE_BYTES * min(rule.size, block_size()) + rule_bytes / rule.replicates
     available = _SHARE * sum(s["bytes_limit"] for s in stats) - rule_bytes
     if available < lane_bytes:
         text = f"must fit into the memory of the device, one lane takes {lane_bytes / 2**30:.3g} GiB"

@@ -57,7 +57,8 @@ class Evaluation(eqx.Module):
     sums: PyTree
 
 
-Setting = Callable[[Float[Array, " k"]], tuple[Model, Float[StateArray, ""], Overlaps]]
+# A function of a vector that returns a setting and overlaps.
+Places = Callable[[Float[Array, " k"]], tuple[Model, Float[StateArray, ""], Overlaps]]
 
 
 class Equations(eqx.Module):
@@ -204,7 +205,7 @@ class _Linearised(NamedTuple):
     gauge: Float[Array, "G n"]
     columns: Float[Array, "n k"]
     partials: Evaluation
-    setting: Setting
+    setting: Places
     numbers: Callable[[Float[Array, " k"]], tuple[Model, Float[Array, ""]]]
 
     @property
@@ -271,7 +272,7 @@ def first_order(primals: tuple, tangents: tuple) -> Any:
 
 
 def expansion(
-    setting: Setting,
+    setting: Places,
     replicate: Replicate,
     u: Float[Array, " k"],
     free: Float[StateArray, " 2"],
@@ -321,7 +322,7 @@ def value_and_columns(
 
 
 def averages_expansion(
-    setting: Setting,
+    setting: Places,
     replicate: Replicate,
     u: Float[Array, " k"],
     sums: Sums = no_sums,

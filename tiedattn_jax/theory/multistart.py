@@ -11,10 +11,11 @@ from ..base.progress import Progress
 from ..base.results import Settings, Status
 from ..model.checks import check
 from ..model.model import Model
-from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, magnitudes
+from ..model.overlaps import BRANCHES, Overlaps, admissible, magnitudes
 from .engine import run_one
 from .paths import Path, together
-from .solve import Problem, branch_start, check_alpha
+from .setting import Setting, branch_start
+from .solve import check_alpha
 from .states import FixedPoint, State
 
 # There are no damped steps, because these lead to minima and past saddles.
@@ -77,15 +78,14 @@ def find_states(
     # The starts of branches are far from the states, so damped steps come first.
     damped_settings = eqx.tree_at(lambda s: s.warm_steps, settings, Settings().warm_steps)
     starts = [x for x in (draw() for _ in range(4 * count)) if bool(admissible(model, x))][:count]
-    searches: list[_Searches] = [(Problem(model, a, rule, branch_of(None).free(model), settings), None, starts)]
+    searches: list[_Searches] = [(Setting.of(model, a, rule, None, settings), None, starts)]
     for name in [name for name in BRANCHES if name is not None and is_even]:
-        problem = Problem(model, a, rule, branch_of(name).free(model), damped_settings)
-        searches.append((problem, name, [branch_start(model, name)]))
+        searches.append((Setting.of(model, a, rule, name, damped_settings), name, [branch_start(model, name)]))
     return run_one(_distinct(searches[1:] + searches[:1], settings), progress)
 
 
-# A problem, the branch whose symmetry it imposes, and the starts on its coarse replicate.
-_Searches = tuple[Problem, str | None, list[Overlaps]]
+# A setting, the branch whose symmetry it imposes, and the starts on its coarse replicate.
+_Searches = tuple[Setting, str | None, list[Overlaps]]
 
 
 def _distinct(searches: list[_Searches], settings: Settings) -> Path:
@@ -96,16 +96,16 @@ def _distinct(searches: list[_Searches], settings: Settings) -> Path:
     Args:
         settings: tolerances of the solves on all averages.
     """
-    trials = yield [together([problem.coarse_lane(x) for x in starts]) for problem, _, starts in searches]
+    trials = yield [together([setting.coarse_lane(x) for x in starts]) for setting, _, starts in searches]
     points: list[FixedPoint] = []
-    for (problem, branch, _), states in zip(searches, trials, strict=True):
+    for (setting, branch, _), states in zip(searches, trials, strict=True):
         candidates: list[State] = [s for s in states if s.status <= Status.max_steps]
         for state in sorted(candidates, key=lambda s: float(s.train_loss)):
-            if any(_same_state(problem.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
+            if any(_same_state(setting.model, state.overlaps, p.overlaps, _SAME_COARSE) for p in points):
                 continue
-            replicates = yield from problem._replace(settings=settings).solve_replicates(state.overlaps)
-            point = FixedPoint(problem.model, problem.alpha, replicates, branch)
-            if point.exists and not any(_same_state(problem.model, point.overlaps, p.overlaps, _SAME) for p in points):
+            replicates = yield from setting._replace(settings=settings).solve_replicates(state.overlaps)
+            point = FixedPoint(setting.model, setting.alpha, replicates, branch)
+            if point.exists and not any(_same_state(setting.model, point.overlaps, p.overlaps, _SAME) for p in points):
                 points.append(point)
     return sorted(points, key=lambda p: float(p.train_loss))
 

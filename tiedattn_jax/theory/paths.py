@@ -12,55 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
 
-from ..averages.rules import Rule
-from ..base.arrays import GivenArray, unstacked
 from ..base.errors import InputError
 from ..base.progress import Report, silent
-from ..base.results import Settings
-from ..model.model import Model
-from ..model.overlaps import Overlaps
-from .equations import Equations, search
-from .newton import stall_of
-
-Path = Generator[Any, Any, Any]
-
-
-class Lane(NamedTuple):
-    """Request for one root search: a state of the saddle-point equations in one replicate of the averages.
-
-    Attributes:
-        model, alpha: the setting; numbers, not tracers of jax.
-        rule: averaging rule.
-        replicate: index of the replicate in the rule, or `COARSE`.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0: the branch fixes them at zero.
-        start: overlaps to start from.
-        settings: tolerances.
-        attempts: number of starts that are tried in turn: `start` scaled by the first rows of `newton.ATTEMPTS`.
-    """
-
-    model: Model
-    alpha: Float[GivenArray, ""]
-    rule: Rule
-    replicate: int
-    free: Float[GivenArray, " 2"]
-    start: Overlaps
-    settings: Settings
-    attempts: int = 1
-
-    @property
-    def equations(self) -> Equations:
-        """Equations that the lane solves."""
-        return Equations(self.model, self.alpha, self.rule.replicate(self.replicate), self.free)
-
-    @property
-    def search_arguments(self) -> tuple[Overlaps, Settings, Int[np.ndarray, ""], Float[np.ndarray, ""]]:
-        """Further arguments of `equations.search`: start, tolerances, attempts, largest residual of a stalled state."""
-        stall = np.asarray(stall_of(self.rule.size), self.model.lam.dtype)
-        # NumPy arrays, because arrays of jax may have a weak type, which would trigger another compilation.
-        start = jax.tree.map(np.asarray, self.start)
-        return start, self.settings, np.asarray(self.attempts), stall
+from .equations import search
+from .setting import Lane, Path as Path
 
 
 class Call(NamedTuple):
@@ -85,16 +41,6 @@ class Failure(NamedTuple):
 def together(requests: Sequence[Lane | Call | Path]) -> Path:
     """Path that runs several lanes, calls or paths at once and returns the list of their results."""
     return (yield list(requests))
-
-
-def replicates_of(lane: Lane, starts: Overlaps | None = None) -> list[Lane]:
-    """Copy a lane to every replicate of its rule.
-
-    Args:
-        starts: starts of the replicates, with a leading axis; by default all have the start of the lane.
-    """
-    lane_starts = [lane.start] * lane.rule.replicates if starts is None else unstacked(starts, lane.rule.replicates)
-    return [lane._replace(replicate=k, start=start) for k, start in enumerate(lane_starts)]
 
 
 class _Task:

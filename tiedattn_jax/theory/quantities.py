@@ -38,7 +38,7 @@ _WORDS = WORDS | {
 # Statuses that say that there is no state, and so no number that it defines.
 _NOWHERE = (Status.left_domain, Status.nonfinite, Status.singular, Status.absent)
 # A model alone, or a model and an alpha.
-Setting = Model | tuple[Model, Float[Array, ""]]
+NumbersOf = Model | tuple[Model, Float[Array, ""]]
 
 
 class Quantity(Result):
@@ -97,7 +97,7 @@ class Quantity(Result):
         cls,
         values: Float[Array, " R"],
         rates: PyTree[Float[Array, "R ..."]] | None = None,
-        setting: Setting | None = None,
+        setting: NumbersOf | None = None,
         *,
         status: int | Int[Array, ""] = Status.converged,
         known: bool | Bool[Array, ""] = True,

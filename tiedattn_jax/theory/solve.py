@@ -20,29 +20,24 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.lines import LineNodes
 from ..averages.program import at_top_level, lane_by_lane
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Recipe, Sobol, default_recipe, make_rule
-from ..averages.rules import COARSE, Replicate, Rule
+from ..averages.rules import Replicate, Rule
 from ..base.arrays import (
-    GivenArray,
     Number,
-    StateArray,
-    cholesky,
     either,
     indexed,
     precise,
     repeated,
-    solve as solve_entries,
-    stacked,
 )
 from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
 from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, explained_covariance, magnitudes, shapes_of
+from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
 from .engine import Paths, run_one, with_paths
 from .equations import Equations, with_tangents
 from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
-from .paths import Lane, Path, replicates_of
+from .setting import Path, Setting, branch_start, revived
 from .states import FixedPoint, State
 
 
@@ -60,8 +55,8 @@ def _paths(
     rule = make_rule(rule, model)
 
     def path(model: Model, alpha: Float[Array, ""]) -> Path:
-        path = default_path(model, alpha, branch, rule, overlaps, tolerances, fallback=nodes is None)
-        states, _, _ = yield from path
+        setting = Setting.of(model, alpha, rule, branch, tolerances)
+        states, _, _ = yield from default_path(setting, branch, overlaps, fallback=nodes is None)
         return FixedPoint(model, alpha, states, branch)
 
     return path
@@ -142,8 +137,8 @@ def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
     primal, start = lax.stop_gradient(((model, alpha), start))
     rule = make_rule(None, primal[0]) if nodes is None else nodes
     if at_top_level(*primal, nodes, start):
-        path = default_path(*primal, branch, rule, start, settings, fallback=nodes is None)
-        states, rule, free = run_one(path, progress)
+        setting = Setting.of(*primal, rule, branch, settings)
+        states, rule, free = run_one(default_path(setting, branch, start, fallback=nodes is None), progress)
         states, free = jax.device_put(states), jnp.asarray(free)
     else:
         free = branch_of(branch).free(primal[0])
@@ -153,107 +148,50 @@ def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
     return FixedPoint(model, alpha, with_tangents(states, model, alpha, rule, free), branch)
 
 
-class Problem(NamedTuple):
-    """A branch at one setting: the fields that the lanes of a solve share.
-
-    Attributes:
-        model, alpha: the setting; their numbers are concrete.
-        nodes: averaging rule.
-        free: 1.0 for theta and for m if the branch leaves them free, else 0.0.
-        settings: tolerances.
-    """
-
-    model: Model
-    alpha: Float[GivenArray, ""]
-    nodes: Rule
-    free: Float[GivenArray, " 2"]
-    settings: Settings
-
-    def lane(self, start: Overlaps, replicate: int = COARSE, attempts: int = 1) -> Lane:
-        """Return a root search on one replicate."""
-        return Lane(self.model, self.alpha, self.nodes, replicate, self.free, start, self.settings, attempts)
-
-    def coarse_lane(self, start: Overlaps) -> Lane:
-        """Return the search on the coarse replicate, from a start that may be far from the solution."""
-        return self.lane(start, COARSE, len(ATTEMPTS))
-
-    def solve_replicates(self, start: Overlaps) -> Path:
-        """Path to the states of all replicates, from a start near them; it may have a leading axis of replicates."""
-        lane = self.lane(start)
-        starts = start if start.m.ndim == 3 else None
-        return stacked((yield replicates_of(lane, starts)))
-
-    def solve_from_far(self, start: Overlaps) -> Path:
-        """Path to the states of all replicates, from a start that may be far; the coarse replicate is solved first.
-
-        A search from a far start can miss a branch whose response differs much from that of the start. If the branch
-        vanishes, a second search starts from where the first one ended; see `revived`.
-        """
-        coarse_state = yield self.coarse_lane(start)
-        if coarse_state.status == Status.absent:
-            second_state = yield self.lane(revived(self.model, start, coarse_state.overlaps))
-            if second_state.status <= Status.stalled:
-                coarse_state = second_state
-        # The other replicates would be unresolved, too.
-        if is_hopeless(coarse_state.status, coarse_state.residual, coarse_state.diagnostics.unresolved):
-            return stacked([coarse_state] * self.nodes.replicates)
-        return (yield from self.solve_replicates(coarse_state.overlaps))
-
-
-def default_path(
-    model: Model,
-    alpha: Float[StateArray, ""],
-    branch: str | None,
-    rule: Rule,
-    start: Overlaps | None,
-    settings: Settings,
-    *,
-    fallback: bool,
-) -> Path:
+def default_path(setting: Setting, branch: str | None, start: Overlaps | None, *, fallback: bool) -> Path:
     """Path of `solve` with concrete numbers; it returns the states, their rule, and which of theta and m are free.
 
     Args:
         fallback: whether a state that lines leave unresolved is solved on Sobol points; `solve` sets it if it was given
             no rule.
     """
-    problem = Problem(model, alpha, rule, branch_of(branch).free(model), settings)
-    states, free = yield from _solved(problem, branch, start)
-    if fallback and isinstance(rule.stack, LineNodes) and np.max(states.status) == Status.unresolved:
-        problem = problem._replace(nodes=Sobol(SOBOL_SIZES["fallback"]).rule(model))
-        states, free = yield from _solved(problem, branch, start)
-    return states, problem.nodes, free
+    states, free = yield from _solved(setting, branch, start)
+    if fallback and isinstance(setting.nodes.stack, LineNodes) and np.max(states.status) == Status.unresolved:
+        setting = setting._replace(nodes=Sobol(SOBOL_SIZES["fallback"]).rule(setting.model))
+        states, free = yield from _solved(setting, branch, start)
+    return states, setting.nodes, free
 
 
 # An order parameter may be due to the scatter of the nodes if it is below this share of its largest possible size.
 _SMALL = 0.3
 
 
-def _solved(problem: Problem, branch: str | None, start: Overlaps | None) -> Path:
+def _solved(setting: Setting, branch: str | None, start: Overlaps | None) -> Path:
     """Path of `solve` on given averages; it returns the states, and which of theta and m are free in them."""
-    states = None if start is None else (yield from problem.solve_replicates(start))
+    states = None if start is None else (yield from setting.solve_replicates(start))
     # A branch is defined without its start: if replicates lack it from there, they look for it from its own. A start
     # does not change what the nodes do not resolve.
     if states is None or (branch and not np.all(states.has_state | (states.status == Status.unresolved))):
-        again = yield from problem.solve_from_far(branch_start(problem.model, branch))
+        again = yield from setting.solve_from_far(branch_start(setting.model, branch))
         states = again if states is None or np.sum(again.has_state) >= np.sum(states.has_state) else states
-    free = np.asarray(problem.free)
+    free = np.asarray(setting.free)
     if np.all(states.status == Status.unresolved):
-        return states, problem.free
-    reduced = np.where(_noise(problem.model, states, free), 0.0, free)
+        return states, setting.free
+    reduced = np.where(_noise(setting.model, states, free), 0.0, free)
     if np.all(reduced == free):
-        return states, problem.free
+        return states, setting.free
     # The scatter of the nodes can keep an order parameter alive that vanishes in the limit. No residual is small
     # relative to it, so either the search does not settle, or every replicate settles at another value. We hold it at
     # zero if it does not grow from there.
-    reduced_problem = problem._replace(free=reduced)
-    replicates = yield from reduced_problem.solve_from_far(branch_start(problem.model, branch))
-    reduced_point = FixedPoint(problem.model, problem.alpha, replicates, branch)
+    reduced_setting = setting._replace(free=reduced)
+    replicates = yield from reduced_setting.solve_from_far(branch_start(setting.model, branch))
+    reduced_point = FixedPoint(setting.model, setting.alpha, replicates, branch)
     growth = np.stack([reduced_point.diagnostics.growth_theta, reduced_point.diagnostics.growth_m])
     if not reduced_point.ok or np.any((free > reduced) & (growth >= 1)):
-        return states, problem.free
+        return states, setting.free
     if free.sum() == 1:
         replicates = dataclasses.replace(replicates, status=np.full_like(replicates.status, Status.absent))
-    return replicates, reduced_problem.free
+    return replicates, reduced_setting.free
 
 
 def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[np.ndarray, " 2"]:
@@ -272,37 +210,6 @@ def _noise(model: Model, states: State, free: Float[np.ndarray, " 2"]) -> Bool[n
     return np.isfinite(bar) & (size < 2 * bar)  # they cannot be distinguished from zero
 
 
-_REVIVED = 0.8  # share of q that the teacher explains in a revived start
-_RESPONSE = 0.5  # its response; a student that follows teacher or encodings has a smaller one than without overlaps
-
-
-@eqx.filter_jit
-@precise
-def revived(model: Model, start: Overlaps, vanished_state: Overlaps) -> Overlaps:
-    """Return the state in which a branch vanished, with large order parameters in the directions of a start.
-
-    The size of the student is that of the state, and its response half of it.
-    """
-    q, scale = vanished_state.q, _trace(vanished_state.q) / _trace(start.q)
-    # The eigenvalues of q^{-1} theta rho^{-1} theta^T are the shares of q that the teacher explains.
-    root = cholesky(q)
-    half = solve_entries(root, explained_covariance(model, start.theta))
-    shares = solve_entries(root, jnp.swapaxes(half, 1, 2))
-    share = jnp.max(shares if shares.shape[-1] == 1 else jnp.linalg.eigvalsh(shares))
-    theta = start.theta * jnp.where(share > 0, jnp.sqrt(_REVIVED / jnp.where(share > 0, share, 1.0)), 0.0)
-    return Overlaps(q, _RESPONSE * vanished_state.V, theta, start.m * jnp.sqrt(jnp.mean(scale)))
-
-
-def _trace(q: Float[Array, "L r r"]) -> Float[Array, " L"]:
-    return jnp.trace(q, axis1=1, axis2=2)
-
-
-@eqx.filter_jit
-def branch_start(model: Model, branch: str | None) -> Overlaps:
-    """Return the overlaps from which a branch is looked for by default."""
-    return branch_of(branch).start(model)
-
-
 _FIRST, _SECOND = -2, -1  # the searches on the coarse replicate, before those on the replicates 0, 1, ...
 
 
@@ -316,7 +223,7 @@ def traced_states(
     starts: Overlaps,
     coarse_first: bool,
 ) -> State:
-    """Return the states of all replicates in traced code: `Problem.solve_from_far` or `solve_replicates` as one loop.
+    """Return the states of all replicates in traced code: `Setting.solve_from_far` or `solve_replicates` as one loop.
 
     The program contains one copy of the evaluation. In a batch on an accelerator all lanes wait for the slowest one in
     every search. That costs little: at 16 alphas from .5 to 2 a batch makes 95 evaluations of the semantic branch,
@@ -324,7 +231,7 @@ def traced_states(
 
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.
-        coarse_first: whether the coarse replicate is solved first, as in `Problem.solve_from_far`.
+        coarse_first: whether the coarse replicate is solved first, as in `Setting.solve_from_far`.
     """
     coordinates, stall = Coordinates(model, free), jnp.asarray(stall_of(nodes.size), model.lam.dtype)
     vectors = jax.vmap(coordinates.pack)(starts)

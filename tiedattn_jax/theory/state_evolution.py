@@ -26,7 +26,8 @@ from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, impose, label
 from .equations import Equations
-from .solve import branch_start, check_alpha, check_start
+from .setting import branch_start
+from .solve import check_alpha, check_start
 from .states import FixedPoint
 
 # A run has converged if its last iteration changes every order parameter by less than this: a relative change, or units
