@@ -124,17 +124,6 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
     return out.getvalue().encode()
 
 
-class Tabular:
-    """A result with a `table`: a list of rows, dictionaries by column."""
-
-    def to_csv(self: Any, path: Path | str | None = None) -> str:
-        """Return the `table` as CSV, and write it to `path` if given."""
-        content = csv_of(self.table())
-        if path is not None:
-            write_whole(Path(path), content)
-        return content.decode()
-
-
 def fingerprint(*parts: PyTree) -> str:
     """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays; the same in every process.
 

@@ -1,22 +1,30 @@
-"""Cells of a table: how their numbers are read, and what follows from many of them."""
+"""Cells of a grid: how their numbers are read, and what follows from many of them.
+
+`Gridded` is what tables and phase diagrams have in common: numbers by name over the axes, as arrays, rows and files.
+"""
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations, pairwise, product
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from contourpy import contour_generator
+from jaxtyping import Bool, Float, Shaped
 from scipy.interpolate import CubicHermiteSpline, PPoly
 
-from ..base.errors import InputError, require
+from ..base.errors import InputError, require, require_choice
+from ..base.files import csv_of, write_whole
 from ..base.report import Row
-from ..base.results import Column, Status, error_bar
+from ..base.results import Column, Result, Status, error_bar
 from ..theory.paths import Failure
 from ..theory.quantities import Quantity
 
@@ -129,6 +137,74 @@ def dataset(
         label_dims, array = values if isinstance(values, tuple) else (dims, values)
         data[name] = (label_dims, array, flags if name == "status" else {})
     return xarray.Dataset(data, dict(coordinates), {name: json.dumps(value) for name, value in attrs.items()})
+
+
+class Gridded(Result):
+    """Results at all settings of a grid. Subclasses have `names` and `axes`, its values, and `columns` over them."""
+
+    @property
+    @abc.abstractmethod
+    def columns(self: Any) -> dict[str, Column]:
+        """Numbers with their error bars, and labels with None, by name, arrays (*shape, ...)."""
+
+    @property
+    def shape(self: Any) -> tuple[int, ...]:
+        """Number of values along every axis."""
+        return tuple(map(len, self.axes))
+
+    @cached_property
+    def named(self: Any) -> dict[str, Column]:
+        """All names: arrays (*shape, ...) of order parameters, and the columns of `table`, (*shape)."""
+        grids = np.meshgrid(*self.axes, indexing="ij")
+        named: dict[str, Column] = {name: (grid, None) for name, grid in zip(self.names, grids, strict=True)}
+        for name, (values, bars) in self.columns.items():
+            named[name] = values, bars
+            if values.ndim > len(self.shape):
+                flat, flat_bars = (
+                    np.reshape(a, (*self.shape, -1)) for a in (values, 0 * values if bars is None else bars)
+                )
+                entries_of = entries_by_name(name, np.arange(flat.shape[-1]))
+                named |= {entry: (flat[..., n], flat_bars[..., n]) for entry, n in entries_of.items()}
+            elif bars is not None:
+                named[f"{name}_stderr"] = bars, None
+        return named
+
+    def table(self: Any) -> list[dict[str, Any]]:
+        """Return one row per setting: the axes, all numbers with their error bars, and labels.
+
+        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
+        """
+        columns = {name: values for name, (values, _) in self.named.items() if np.ndim(values) == len(self.shape)}
+        return [{name: values[index].item() for name, values in columns.items()} for index in np.ndindex(self.shape)]
+
+    def to_csv(self: Any, path: Path | str | None = None) -> str:
+        """Return the `table` as CSV, and write it to `path` if given."""
+        content = csv_of(self.table())
+        if path is not None:
+            write_whole(Path(path), content)
+        return content.decode()
+
+    def values(self: Any, number: Any = None) -> Shaped[np.ndarray, "*shape"]:
+        """Return a number of `table` by name in every cell, such as "semantic_gen_error" or "region".
+
+        Raises:
+            InputError: there is no such name.
+        """
+        return np.asarray(self.named[require_choice(number, "number", self.named)][0])
+
+    def contours(self: Any, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
+        """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
+
+        Args:
+            number: as in `values`; of a table ``lambda cell: cell.differences["global"]`` for a change of a landscape.
+            level: value of the number on the lines.
+
+        Raises:
+            InputError: there are not two axes.
+        """
+        require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
+        (x, y), values = self.axes, self.values(number)
+        return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
 
 
 class Intersection(NamedTuple):

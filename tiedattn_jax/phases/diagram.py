@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from ..base.arrays import AnyArray, spread_to
-from ..base.errors import InputError, require, require_choice
-from ..base.files import Tabular, write_whole
+from ..base.errors import InputError, require
+from ..base.files import write_whole
 from ..base.report import Description, with_error
-from ..base.results import Result, Status, quorum
+from ..base.results import Column, Status, quorum
 from ..model.overlaps import PAIR
 from ..theory.states import FixedPoint, State
 from .boundaries import Rows, summary
-from .cells import ORDER_AXES, dataset, entries_by_name
+from .cells import Gridded, dataset
 from .follow import is_absent
 from .table import Table
 
@@ -38,7 +38,7 @@ MINIMA = (*PAIR, "uninformed")  # names of the states that `PhaseDiagram.winner`
 _AGREEMENT = 1e-3
 
 
-class PhaseDiagram(Result, Tabular):
+class PhaseDiagram(Gridded):
     """The positional and the semantic branch on a grid of settings.
 
     Attributes:
@@ -247,47 +247,32 @@ class PhaseDiagram(Result, Tabular):
 
     # Files
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return one row per cell: settings, region, and numbers of the global minimum and of both branches."""
-        return [dict(row) for row in self._rows]
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the axes in the order in which arrays have them: that of y first."""
+        return self.y[0], self.x[0]
+
+    @property
+    def axes(self) -> tuple[Float[np.ndarray, " Y"], Float[np.ndarray, " X"]]:
+        """Values along the axes in this order."""
+        return self.y[1], self.x[1]
 
     @cached_property
-    def _rows(self) -> list[dict[str, Any]]:
-        difference, bar = self.loss_difference
-        numbers = {"positional": self.positional.numbers(), "semantic": self.semantic.numbers()}
-        region, beats, trusted, status = self.region, self.beats_linear, self.trusted, self.status
-        minimum = self._minimum_columns()
-        rows = []
-        for j, i in np.ndindex(difference.shape):
-            row: dict[str, Any] = {self.x[0]: self.x[1][i], self.y[0]: self.y[1][j]}
-            row |= {"region": REGIONS[region[j, i]], "beats_linear": bool(beats[j, i]), "trusted": bool(trusted[j, i])}
-            row |= {"loss_difference": difference[j, i], "loss_difference_stderr": bar[j, i]}
-            row |= {name: values[j, i] for name, values in minimum.items()}
-            for b, branch in enumerate(PAIR):
-                row[f"{branch}_status"] = Status.name_of(status[b, j, i])
-                for name, (mean, error) in numbers[branch].items():
-                    row |= entries_by_name(f"{branch}_{name}", mean[j, i])
-                    if name not in ORDER_AXES:
-                        row[f"{branch}_{name}_stderr"] = error[j, i]
-            rows.append(row)
-        return rows
-
-    def values(self, name: str) -> Shaped[np.ndarray, "Y X"]:
-        """Return a column of `table`, such as "semantic_gen_error" or "region", in every cell.
-
-        Raises:
-            InputError: the table has no column of this name.
-        """
-        return np.array([row[require_choice(name, "name", row)] for row in self._rows]).reshape(self.region.shape)
-
-    def _minimum_columns(self) -> dict[str, Shaped[np.ndarray, "Y X"]]:
-        """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
-        columns = {"global_minimum": np.array([*MINIMA, ""])[self.winner]}
-        numbers = self.global_minimum.numbers()
-        for name in ("train_loss", "gen_error"):
-            mean, bar = numbers[name]
-            columns |= {f"global_minimum_{name}": mean, f"global_minimum_{name}_stderr": bar}
+    def columns(self) -> dict[str, Column]:
+        """Region, and numbers of the global minimum and of both branches, with their error bars, (Y, X, ...)."""
+        columns: dict[str, Column] = {"region": (self.region_names, None)}
+        columns |= {name: (getattr(self, name), None) for name in ("beats_linear", "trusted")}
+        columns |= {"loss_difference": self.loss_difference} | self._minimum_columns()
+        for branch, point, status in zip(PAIR, (self.positional, self.semantic), self.status, strict=True):
+            columns[f"{branch}_status"] = np.vectorize(Status.name_of)(status), None
+            columns |= {f"{branch}_{name}": column for name, column in point.numbers().items()}
         return columns
+
+    def _minimum_columns(self) -> dict[str, Column]:
+        """Return the name of the global minimum in every cell, empty if there is none, and its losses."""
+        numbers = self.global_minimum.numbers()
+        losses = {f"global_minimum_{name}": numbers[name] for name in ("train_loss", "gen_error")}
+        return {"global_minimum": (np.array([*MINIMA, ""])[self.winner], None)} | losses
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings, axes, cells per region, and, if alpha is an axis, alpha_c and alpha_l.
@@ -333,16 +318,10 @@ class PhaseDiagram(Result, Tabular):
         explain its integers as the CF conventions prescribe.
         """
         coordinates = {"branch": list(PAIR), self.y[0]: self.y[1], self.x[0]: self.x[1]}
-        cell, (difference, bar) = (self.y[0], self.x[0]), self.loss_difference
-        by_cell = {
-            "loss_difference": difference,
-            "loss_difference_stderr": bar,
-            "region": self.region_names,
-            **self._minimum_columns(),
-        }
-        by_cell |= {k: getattr(self, k) for k in ("beats_linear", "solved", "trusted")}
+        names = "region", "beats_linear", "trusted", "loss_difference", *self._minimum_columns()
+        by_cell = {k: a for k, (a, _) in self.named.items() if k.removesuffix("_stderr") in names}
         labels = {k: getattr(self, k) for k in ("exists", "stable", "status")}
-        labels |= {k: (cell, values) for k, values in by_cell.items()}
+        labels |= {k: (self.names, values) for k, values in by_cell.items()} | {"solved": (self.names, self.solved)}
         branches = [branch.numbers() for branch in (self.positional, self.semantic)]
         numbers = {name: tuple(map(np.stack, zip(*(b[name] for b in branches), strict=True))) for name in branches[0]}
         # Parts of a grid differ in their fingerprints, and xarray would refuse to combine them.

@@ -15,25 +15,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contourpy import contour_generator
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
 from ..base.errors import InputError, require, require_choice
-from ..base.files import Tabular
 from ..base.report import Description, Row, by_token, entries, figure_of, with_error
-from ..base.results import LINE_FIGURE, MAP_FIGURE, Average, Column, InTable, Result, Status, error_bar
+from ..base.results import LINE_FIGURE, MAP_FIGURE, Average, Column, InTable, Status, error_bar
 from ..model.parameters import MODELS
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .cells import (
     ORDER_AXES,
+    Gridded,
     Intersection,
     Missing,
     Reader,
     dataset,
     differences_of,
-    entries_by_name,
     has_number,
     intersections_of,
     joined,
@@ -45,7 +43,7 @@ from .cells import (
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
 
 
-class Table(Result, Tabular):
+class Table(Gridded):
     """The answers to one question at all settings of a grid with no axis, one or two.
 
     Attributes:
@@ -104,14 +102,9 @@ class Table(Result, Tabular):
     @property
     def main(self) -> str:
         """Name of the number that was asked for."""
-        return self.form.main or next(iter(self._columns))
+        return self.form.main or next(iter(self.columns))
 
     # Arrays over the axes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of values along every axis."""
-        return tuple(map(len, self.axes))
 
     @property
     def at(self) -> Float[np.ndarray, " A"]:
@@ -156,9 +149,9 @@ class Table(Result, Tabular):
         Raises:
             InputError: the results are on no branch.
         """
-        if "branch" not in self._columns:
+        if "branch" not in self.columns:
             raise InputError("table", f"must be one of results on branches, got question={self.question!r}")
-        names, counts = np.unique(self._columns["branch"][0], return_counts=True)
+        names, counts = np.unique(self.columns["branch"][0], return_counts=True)
         return dict(zip(names.tolist(), counts.tolist(), strict=True))
 
     @property
@@ -210,9 +203,9 @@ class Table(Result, Tabular):
         first = next((cell for cell, found in self._with_found() if found), None)
         if not isinstance(number, str) or has_number(first, number):
             return number, None
-        if first is not None or number in self._named:
-            number = require_choice(number, "number", self._named)
-        return number, self._named.get(str(number))
+        if first is not None or number in self.named:
+            number = require_choice(number, "number", self.named)
+        return number, self.named.get(str(number))
 
     def _bar(self, cell: Any, number: Reader) -> Any:
         if isinstance(number, str):
@@ -297,7 +290,7 @@ class Table(Result, Tabular):
         Raises:
             InputError: the table is not one of best values along one axis.
         """
-        if len(self.names) != 1 or "place" not in self._columns:
+        if len(self.names) != 1 or "place" not in self.columns:
             raise InputError("table", f"must be one of best values along one axis, got question={self.question!r}")
         return jumps_of(self)
 
@@ -314,24 +307,10 @@ class Table(Result, Tabular):
             raise InputError("table", f"must be one of instances, got question={self.question!r}")
         return differences_of(self, branch)
 
-    def contours(self, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
-        """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
-
-        Args:
-            number: as in `values`; ``lambda cell: cell.differences["global"]`` for a change of a landscape.
-            level: value of the number on the lines.
-
-        Raises:
-            InputError: the table does not have two axes.
-        """
-        require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
-        (x, y), values = self.axes, self.values(number)
-        return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
-
     # Rows, files and text
 
     @cached_property
-    def _columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, Column]:
         """Numbers with their error bars, and labels with None, by name, (*shape, ...)."""
         cells = [None if isinstance(cell, Missing) else cell.numbers() for cell in self.cells]
         names = next((cell for cell in cells if cell is not None), {str(self.question): (np.nan, np.nan)})
@@ -339,30 +318,9 @@ class Table(Result, Tabular):
         columns = {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
         return columns | ({} if self.slope is None else {"slope": (self.slope, None), "exact": (self.exact, None)})
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return one row per setting: the axes, all numbers with their error bars, the status, and the reason.
-
-        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
-        """
-        columns = {name: values for name, (values, _) in self._named.items() if np.ndim(values) == len(self.shape)}
-        return [{name: values[index].item() for name, values in columns.items()} for index in np.ndindex(self.shape)]
-
     @cached_property
-    def _named(self) -> dict[str, Column]:
-        """All names of the table: arrays (*shape, ...) of order parameters, and the columns of `table`, (*shape)."""
-        grids = np.meshgrid(*self.axes, indexing="ij")
-        named: dict[str, Column] = {name: (grid, None) for name, grid in zip(self.names, grids, strict=True)}
-        for name, (values, bars) in self._columns.items():
-            named[name] = values, bars
-            if values.ndim > len(self.shape):
-                flat, flat_bars = (
-                    np.reshape(a, (*self.shape, -1)) for a in (values, 0 * values if bars is None else bars)
-                )
-                entries_of = entries_by_name(name, np.arange(flat.shape[-1]))
-                named |= {entry: (flat[..., n], flat_bars[..., n]) for entry, n in entries_of.items()}
-            elif bars is not None:
-                named[f"{name}_stderr"] = bars, None
-        return named | {"status": (np.array(self.status_name), None), "reason": (self.reason, None)}
+    def named(self) -> dict[str, Column]:
+        return super().named | {"status": (np.array(self.status_name), None), "reason": (self.reason, None)}
 
     def to_xarray(self) -> Any:
         """Return all numbers, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
@@ -371,15 +329,15 @@ class Table(Result, Tabular):
         `other_column` (the second one in q and V) and `teacher_column`.
         """
         axes = dict(zip(self.names, self.axes, strict=True))
-        numbers = {name: column for name, column in self._columns.items() if column[1] is not None}
-        labels = {name: a for name, (a, bars) in self._columns.items() if bars is None and name not in axes}
+        numbers = {name: column for name, column in self.columns.items() if column[1] is not None}
+        labels = {name: a for name, (a, bars) in self.columns.items() if bars is None and name not in axes}
         labels |= {"status": self.status, "reason": self.reason}
         return dataset(axes, numbers, labels, {"question": self.question})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the question, the axes, and all numbers, error bars and labels as lists; NaN where there is none."""
-        numbers = {name: values.tolist() for name, (values, _) in self._columns.items()}
-        bars = {name: bars.tolist() for name, (_, bars) in self._columns.items() if bars is not None}
+        numbers = {name: values.tolist() for name, (values, _) in self.columns.items()}
+        bars = {name: bars.tolist() for name, (_, bars) in self.columns.items() if bars is not None}
         axes = {name: values.tolist() for name, values in zip(self.names, self.axes, strict=True)}
         outcome = {"status": self.status_name, "failures": list(self.failures)}
         return {"question": self.question, "axes": axes, **numbers, "stderr": bars, **outcome}
@@ -406,7 +364,7 @@ class Table(Result, Tabular):
 
     def _rows(self) -> list[Row]:
         """Return a header, and one row for every setting of one axis or none."""
-        columns = {k: self._columns[k] for k in self.form.shown or self._columns if k not in self.names}
+        columns = {k: self.columns[k] for k in self.form.shown or self.columns if k not in self.names}
         rows: list[Row] = [(*self.names, *columns, "status")]
         for index in np.ndindex(self.shape):
             texts = [f"{axis[k]:.4g}" for axis, k in zip(self.axes, index, strict=True)]
