@@ -11,7 +11,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
-from tiedattn_jax.phases.boundaries import hermite, last_rise, natural
+from tiedattn_jax.phases.boundaries import hermite_spline, last_rise, natural_spline
 from tiedattn_jax.phases.diagram import REGIONS
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
@@ -333,7 +333,7 @@ def test_curves_need_some_cells():
     values, rates = x**3 - x, 3 * x**2 - 1
     for count in (1, 2, 4, 5):
         known = np.where(np.arange(5) < count, values, np.nan)
-        for spline in (natural(x, known), hermite(x, known, rates)):
+        for spline in (natural_spline(x, known), hermite_spline(x, known, rates)):
             assert (spline is None) == (count < 2)
             if count > 3:
                 np.testing.assert_allclose([spline(0.7), spline(0.7, 1)], [0.7**3 - 0.7, 3 * 0.49 - 1], rtol=1e-9)

@@ -24,7 +24,7 @@ from .table import Table
 _Scale: TypeAlias = Callable[[Any], Any]  # a function of numbers or arrays
 
 
-class Rows(NamedTuple):
+class CellRows(NamedTuple):
     """The cells of a diagram in rows along alpha: arrays (branch, rows, alphas), numbers with an axis of replicates.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         critical, linear, linear_check = np.full((3, rows, replicates), np.nan)
         missing = self.absent | ~np.isfinite(self.loss).any(-1)
         for i, j in np.ndindex(critical.shape):
-            spline = hermite(self.alpha, difference[i, :, j], rate[i, :, j])
+            spline = hermite_spline(self.alpha, difference[i, :, j], rate[i, :, j])
             critical[i, j] = last_rise(spline, self.alpha, np.any(missing[:, i], 0))
         # A mean without the replicates that cross next to a gap would be biased.
         lacking = np.isnan(critical) & (np.isfinite(self.loss).any(0).sum(1) > 1)
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         Without alpha_c it lies on the branch that is the global minimum in all cells of the row.
         """
         x = scale(self.alpha)
-        splines = [natural(x, branch[i, :, j]) for branch in self.gain]
+        splines = [natural_spline(x, branch[i, :, j]) for branch in self.gain]
         before, after = (
             inverse(last_rise(spline, x, absent[i])) for spline, absent in zip(splines, self.absent, strict=True)
         )
@@ -124,7 +124,7 @@ class Rows(NamedTuple):
         return Missing(f"there is no {event} {ends}", int(Status.absent))
 
 
-def hermite(
+def hermite_spline(
     x: Float[np.ndarray, " A"], values: Float[np.ndarray, " A"], slopes: Float[np.ndarray, " A"]
 ) -> PPoly | None:
     """Interpolate the finite values of a function by cubics with its slopes; None if there are fewer than two."""
@@ -132,7 +132,7 @@ def hermite(
     return CubicHermiteSpline(x[finite], values[finite], slopes[finite]) if finite.sum() > 1 else None
 
 
-def natural(x: Float[np.ndarray, " A"], values: Float[np.ndarray, " A"]) -> PPoly | None:
+def natural_spline(x: Float[np.ndarray, " A"], values: Float[np.ndarray, " A"]) -> PPoly | None:
     """Interpolate the finite values of a function by a cubic spline; None if there are fewer than two."""
     finite = np.isfinite(values)
     return CubicSpline(x[finite], values[finite]) if finite.sum() > 1 else None

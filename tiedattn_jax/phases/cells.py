@@ -247,7 +247,7 @@ def runs_of(found: Bool[np.ndarray, " A"]) -> list[slice]:
     return np.ma.clump_unmasked(np.ma.masked_array(found, ~found))
 
 
-def joined(pieces: list[CubicHermiteSpline]) -> PPoly:
+def joined_pieces(pieces: list[CubicHermiteSpline]) -> PPoly:
     """Return functions on separate intervals as one, which is NaN between them."""
     x, c = pieces[0].x, pieces[0].c
     for piece in pieces[1:]:

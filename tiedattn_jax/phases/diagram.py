@@ -19,7 +19,7 @@ from ..base.report import Description, with_error
 from ..base.results import Column, Status, quorum
 from ..model.overlaps import PAIR
 from ..theory.states import FixedPoint, State
-from .boundaries import Rows, summary
+from .boundaries import CellRows, summary
 from .cells import Gridded, dataset
 from .follow import is_absent
 from .table import Table
@@ -243,7 +243,7 @@ class PhaseDiagram(Gridded):
             cells = tuple(a.T for a in cells)
         blank = np.full((len(other_axis[1]), 3, numbers[0].shape[-1]), np.nan)
         crossings = blank if self.crossings is None else self.crossings
-        return Rows(other_axis, alpha, *(*numbers, *cells, crossings)).boundaries()
+        return CellRows(other_axis, alpha, *(*numbers, *cells, crossings)).boundaries()
 
     # Files
 

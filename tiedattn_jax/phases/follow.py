@@ -174,7 +174,7 @@ def update(warm: WarmStart, value: Number, state: State) -> WarmStart:
 
 
 @jax.jit
-def _sizes(
+def _size_and_growth(
     model: Model, state: State, free: Float[Array, " 2"]
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """Return means over the replicates: size of the branch's order parameter, its growth, and tr q / tr rho."""
@@ -226,7 +226,7 @@ class Follower:
         state = None
         if not was_absent:
             state = yield from setting.solve_replicates(guess)
-            small = has_order and _sizes(model, state, self.free)[0] < _SMALL
+            small = has_order and _size_and_growth(model, state, self.free)[0] < _SMALL
             if quorum(state.has_state) and not small:
                 return state
         if has_order or was_absent:
@@ -242,7 +242,7 @@ class Follower:
 
     def _absent(self, model: Model, state: State, uninformed: bool) -> bool:
         """Return whether the branch is absent: q shrinks to zero, or nothing grows on the uninformed state."""
-        _, growth, q = _sizes(model, state, self.free)
+        _, growth, q = _size_and_growth(model, state, self.free)
         resolved = not quorum(classify(Status.converged, state.diagnostics.unresolved) == Status.unresolved)
         has_state = quorum(state.has_state)
         return bool(resolved and (q < _NOTHING if not has_state else uninformed and growth < 1))

@@ -128,13 +128,13 @@ def places_of(walks: Sequence[Walk]) -> list[Place]:
     places, first = [], 0
     for last in [*np.flatnonzero(np.diff(winner)).tolist(), grid.size - 1]:
         if winner[first] >= 0:
-            ends = [_crossing(grid, losses, winner, first - 1), _crossing(grid, losses, winner, last)]
+            ends = [_takeover(grid, losses, winner, first - 1), _takeover(grid, losses, winner, last)]
             places.append(_lowest(walks[winner[first]], int(winner[first]), grid[first], grid[last], ends))
         first = last + 1
     return sorted(places, key=lambda place: place.error)
 
 
-def _crossing(grid: Float[np.ndarray, " A"], losses: Float[np.ndarray, "B A"], winner: Any, k: int) -> float | None:
+def _takeover(grid: Float[np.ndarray, " A"], losses: Float[np.ndarray, "B A"], winner: Any, k: int) -> float | None:
     """Return where another branch takes over between values k and k + 1; None if there is no other branch."""
     if k < 0 or k + 1 >= grid.size or min(winner[k], winner[k + 1]) < 0:
         return None

@@ -34,7 +34,7 @@ from .cells import (
     differences_of,
     has_number,
     intersections_of,
-    joined,
+    joined_pieces,
     jumps_of,
     reader_of,
     runs_of,
@@ -271,7 +271,7 @@ class Table(Gridded):
         if not pieces:
             text = f"must have two neighbouring points or more, {self.question} has {self.found.sum()} of them"
             raise InputError("table", text)
-        return joined(pieces)
+        return joined_pieces(pieces)
 
     def intersections(self, *others: Table) -> list[Intersection]:
         """Return all intersections among this event and others along the same axis, in the order of its values.

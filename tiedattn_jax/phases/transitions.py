@@ -272,7 +272,7 @@ def _alpha_l(
         alpha = float(fixed.alpha)
         early, late = (bool(b.gen_error < b.gen_error_linear) for b in fixed.branches)
     else:
-        alpha, (positional, semantic) = float(fixed.ended_at), (_loss(b) for b in fixed.branches)
+        alpha, (positional, semantic) = float(fixed.ended_at), (_loss_if_any(b) for b in fixed.branches)
         early, late = positional < semantic, False
     branch = 0 if early else 1
     event = EVENTS[f"{PAIR[branch]} baseline"]
@@ -287,13 +287,13 @@ def _alpha_l(
     if crossing.ok and not fixed.ok:
         rival = family.at(float(zero.at), PAIR[1 - branch])
         states = yield from rival.solve_from_far(first[1 - branch])
-        if _loss(FixedPoint(family.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
+        if _loss_if_any(FixedPoint(family.model, zero.at, states, PAIR[1 - branch])) < crossing.state.train_loss:
             return as_event(critical, ALPHA_L, critical.branches)
     numbers = critical if late and not early else crossing
     return as_event(numbers, ALPHA_L, crossing.branches)
 
 
-def _loss(state: FixedPoint) -> float:
+def _loss_if_any(state: FixedPoint) -> float:
     """Return the training loss of a branch, infinite if it does not exist."""
     return float(state.train_loss) if state.exists else np.inf
 

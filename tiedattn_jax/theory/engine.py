@@ -210,7 +210,7 @@ def work_in_slots(scheduler: Scheduler, width: int | None, devices: Sequence[jax
                 scheduler.finish(job, result)
 
 
-def _numbers(lane: Lane) -> tuple[tuple, tuple]:
+def _lane_numbers(lane: Lane) -> tuple[tuple, tuple]:
     """Return the setting of a lane, which its equations are made of, and the arguments of its search."""
     model, alpha, _, free, _ = lane.setting
     return (model, alpha, free, np.asarray(lane.replicate)), lane.search_arguments
@@ -218,7 +218,7 @@ def _numbers(lane: Lane) -> tuple[tuple, tuple]:
 
 def _kind_and_row(lane: Lane) -> tuple[Any, Float[np.ndarray, " k"]]:
     """Return what lanes must share in order to be evaluated in one call, and all numbers of the lane in one array."""
-    leaves, structure = jax.tree.flatten(_numbers(lane))
+    leaves, structure = jax.tree.flatten(_lane_numbers(lane))
     row = np.concatenate([np.ravel(a) for a in leaves], dtype=lane.setting.model.lam.dtype)
     return (structure, tuple(np.shape(a) for a in leaves), id(lane.setting.nodes)), row
 
@@ -242,7 +242,9 @@ class Slots:
         self.widths = sorted({-(-w // len(devices)) * len(devices) for w in ([width] if width else sizes)})
         self.example_rule = example.setting.nodes  # a rule that lives keeps its `id`
         dtype = example.setting.model.lam.dtype
-        numbers = jax.tree.map(np.asarray, _numbers(example))  # tolerances can be float64 beside a model in float32
+        numbers = jax.tree.map(
+            np.asarray, _lane_numbers(example)
+        )  # tolerances can be float64 beside a model in float32
         numbers = jax.tree.map(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, numbers)
         answer, search, self.example_state = _examples(example.equations, numbers)
         self.evaluation = np.asarray(answer.evaluation)  # of the host, where searches begin

@@ -220,7 +220,7 @@ class _Linearised(NamedTuple):
 
 
 @program
-def search(equations: Equations, start: Overlaps, settings: Settings, attempts: Number, stall: Number) -> State:
+def searched_state(equations: Equations, start: Overlaps, settings: Settings, attempts: Number, stall: Number) -> State:
     """Run a whole search and return its state; on a CPU this is the work of a lane."""
     return equations.state(equations.search(equations.coordinates.pack(start), settings, attempts, stall))
 
@@ -366,8 +366,8 @@ def _image_and_jacobian(
 ) -> tuple[Float[Array, " n"], Float[Array, "n n"], Evaluation]:
     """Return the undamped map on coordinates, its Jacobian DF, and the `Evaluation`."""
     model, alpha, unpack = equations.model, equations.alpha, equations.coordinates.unpack
-    return expansion(lambda v: (model, alpha, unpack(v)), equations.replicate, v, equations.free, _moments)
+    return expansion(lambda v: (model, alpha, unpack(v)), equations.replicate, v, equations.free, _state_sums)
 
 
-def _moments(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, Float[Array, "..."]], Model]:
+def _state_sums(model: Model, x: Overlaps, points: Points) -> tuple[dict[str, Float[Array, "..."]], Model]:
     return moments(model, x, points), channel_by_model(model, x, points)

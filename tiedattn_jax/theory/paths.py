@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.progress import Report, silent
-from .equations import search
+from .equations import searched_state
 from .setting import Lane, Path as Path
 
 
@@ -173,6 +173,6 @@ def result_of(request: Lane | Call) -> Any:
     try:
         if isinstance(request, Call):
             return jax.block_until_ready(request.function(*request.arguments))
-        return jax.tree.map(np.asarray, search(request.equations, *request.search_arguments))
+        return jax.tree.map(np.asarray, searched_state(request.equations, *request.search_arguments))
     except Exception as error:
         return Failure(error)

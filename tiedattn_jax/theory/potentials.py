@@ -310,7 +310,7 @@ def weight_fields(
     """
     if (r := mean.shape[1]) > len(_ORDERS):
         raise InputError("penalty", f"must be None for a student of more than {len(_ORDERS)} columns, got {r}")
-    root = _root(covariance)
+    root = _square_root(covariance)
     edges = _kinks(penalty, mean.dtype)
     across, share = _lines(Lam, mean, root, edges)
     middle = mean[:, None] + jnp.einsum("kac,kmc->kma", root[:, :, 1:], across)
@@ -319,7 +319,7 @@ def weight_fields(
     return fields.reshape(len(mean), -1, r), (share[..., None] * node_share).reshape(len(mean), -1)
 
 
-def _root(covariance: Float[Array, "K r r"]) -> Float[Array, "K r r"]:
+def _square_root(covariance: Float[Array, "K r r"]) -> Float[Array, "K r r"]:
     """Return a root of covariances whose first column is the direction of the lines.
 
     The first column contains the covariances of the fields with the sum that changes along the lines, see

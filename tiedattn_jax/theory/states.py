@@ -145,7 +145,7 @@ class FixedPoint(Replicated):
     @property
     def mean(self) -> State:
         """Means over the replicates, in the fields of `State`."""
-        return self._summarised(_means)
+        return self._summarised(_mean_state)
 
     @property
     def stderr(self) -> State:
@@ -361,7 +361,7 @@ def _of_a_state(states: State, summary: State) -> State:
 # Means and error bars are separate programs. The error bar of a number that is zero in all replicates has no
 # derivative. In one program, reverse mode would pass that NaN on to the mean.
 @eqx.filter_jit
-def _means(states: State) -> State:
+def _mean_state(states: State) -> State:
     return _of_a_state(states, jax.tree.map(lambda a: mean_of_existing(a, states.has_state), states))
 
 
