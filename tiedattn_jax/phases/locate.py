@@ -132,11 +132,11 @@ def sign_changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[
 
 
 def number_of(event: Event, points: Sequence[FixedPoint]) -> float:
-    """Return an event's number at concrete states: the mean of `_number_by_replicate` over the replicates that have all states."""
-    return float(jnp.nanmean(_number_by_replicate(event, [p.replicates for p in points])))
+    """Return an event's number at concrete states: the mean over the replicates that have all states."""
+    return float(jnp.nanmean(_by_replicate(event, [p.replicates for p in points])))
 
 
-def _number_by_replicate(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
+def _by_replicate(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
     """Return an event's number in every replicate: NaN in those that lack a state, and in all if most do."""
     assert event.value is not None
     has_states = jnp.all(jnp.stack([s.has_state for s in states]), 0)
@@ -288,15 +288,13 @@ def event_number(
     else:
         starts = [with_replicate_axis(x, replicates) for x in starts]
         states = tuple((yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]))
-    number, rates = np.asarray(_number_by_replicate(event, states)), None
+    number, rates = np.asarray(_by_replicate(event, states)), None
     slopes, partials = np.full_like(number, np.nan), None
     if event.observable is None:
         partials = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
     elif exact:
         replicate_numbers = [COARSE] if coarse else range(replicates)
-        _, *partials = yield from _total_derivatives(
-            settings[0], states[0].overlaps, event.observable, replicate_numbers
-        )
+        _, *partials = yield from _implicit_in(settings[0], states[0].overlaps, event.observable, replicate_numbers)
     if partials is not None:
         rates, slopes = family.derivatives(value, *partials)
         slopes = np.where(np.isnan(number), np.nan, slopes)
@@ -379,7 +377,7 @@ def _implicit(
     return equations.gradient(x, lambda model, alpha, x: observable(model, alpha, x, replicate, free))
 
 
-def _total_derivatives(setting: Setting, xs: Overlaps, observable: Observable, replicates: Sequence[int]) -> Path:
+def _implicit_in(setting: Setting, xs: Overlaps, observable: Observable, replicates: Sequence[int]) -> Path:
     """Path that evaluates `_implicit` in the given replicates; returns arrays (R, ...)."""
     arguments = [(setting.equations(number), indexed(xs, k), observable) for k, number in enumerate(replicates)]
     return stacked((yield [Call(_implicit, each) for each in arguments]))
