@@ -103,7 +103,7 @@ def phase_diagram(
     if resume and out is None:
         raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
-    grid, (x, y) = _Grid.of(cells, nodes, settings), cells.axes
+    grid, (x, y) = _Tracks.of(cells, nodes, settings), cells.axes
     # Only files outlive the definition of the model, whose text takes some tenths of a second.
     text = "" if out is None else identity(grid.at(0, 0)[0])
     digest = fingerprint(text, grid.models, grid.alphas, nodes, settings, VERSION)
@@ -174,7 +174,7 @@ class CellIndex(NamedTuple):
     column: int
 
 
-class _Grid(NamedTuple):
+class _Tracks(NamedTuple):
     """All settings: models (leaves (rows, columns, ...)) and alphas; a track runs along a row."""
 
     models: Model
@@ -184,7 +184,7 @@ class _Grid(NamedTuple):
     settings: Settings
 
     @classmethod
-    def of(cls, cells: Grid, nodes: Rule, settings: Settings) -> _Grid:
+    def of(cls, cells: Grid, nodes: Rule, settings: Settings) -> _Tracks:
         """Build the rows from the cells over x and y: along y if this is alpha or if x are models, and along x else."""
         x, y = cells.axes
         shape, along_y = (x.values.size, y.values.size), y.name == "alpha" or x.name == MODELS
