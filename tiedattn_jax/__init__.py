@@ -11,7 +11,7 @@ passing and training follow from it. The public names by task:
     averages        nodes=Lines(9), Sobol(2**16), GaussHermite(12), MonteCarlo(2**16), or a number of nodes
     transitions     critical_alpha, linear_crossing, find_event, branch_ends
     best ridge      best_ridge, for the ridge or another number of the model
-    many settings   sweep(question, model, alpha=values, ...), Axis, phase_diagram, trace_branch
+    many settings   sweep(question, model, alpha=values, ...), Axis, phase_diagram, trace_branch, join
     finite size     sample_data, Data, gamp, train, run_instances
     housekeeping    Settings, Status, InputError, check, load, use_compilation_cache
 
@@ -70,6 +70,7 @@ from .model.penalties import L1 as L1, Penalty as Penalty
 from .phases.arclength import trace_branch as trace_branch
 from .phases.best import best_ridge as best_ridge
 from .phases.grid import phase_diagram as phase_diagram
+from .phases.join import join as join
 from .phases.sweep import sweep as sweep
 from .phases.transitions import (
     branch_ends as branch_ends,

@@ -6,6 +6,7 @@ report         how results print, are saved and drawn: one line, one page, table
 results        the common parts of all results: status, settings, replicates, and the error bar
 saved          results in files
 files          files that are written whole: arrays, tables, and what a long computation resumes from
+pieces         pieces of a long computation: here, on an executor, in a folder
 programs       compiled programs that are kept from one process to the next
 arrays         trees of arrays, small linear algebra at very many nodes, and types that many signatures share
 nodewise       functions of a few numbers, evaluated at very many nodes

@@ -39,6 +39,9 @@ class InputError(ValueError):
         super().__init__(f"{argument} {problem}")
         self.argument, self.problem = argument, problem
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.argument, self.problem)  # processes send each other exceptions
+
 
 def require(condition: Bool[ArrayLike, "..."], argument: str, value: Any, requirement: str) -> None:
     """Raise an `InputError`, "argument must be requirement, got argument=value", unless all of `condition` holds."""

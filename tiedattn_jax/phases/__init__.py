@@ -16,4 +16,5 @@ cells          cells of a table, and what follows from many of them
 trace          events followed through a number of the model
 grid           both branches in every cell of a grid
 diagram        the result: regions, curves, files
+join           tables and diagrams of separate jobs, put together
 """

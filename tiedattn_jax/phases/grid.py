@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Bool, Float, PyTree, Real, Shaped
+from jaxtyping import Bool, Float, Real, Shaped
 
-from ..averages.recipes import SIZES, AnyNodes
+from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base import VERSION
 from ..base.arrays import AnyArray, GivenArray, indexed, stacked
 from ..base.errors import InputError, as_flag, require, require_count, require_kind
 from ..base.files import Store, fingerprint, named
+from ..base.pieces import answers, together
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
@@ -48,6 +50,7 @@ def phase_diagram(
     settings: Settings | None = None,
     devices: int | None = None,
     width: int | None = None,
+    executor: Executor | None = None,
     out: pathlib.Path | str | None = None,
     resume: bool = False,
     progress: Progress = None,
@@ -82,6 +85,8 @@ def phase_diagram(
             cores works on one search.
         width: number of simultaneous searches; by default the number of cores on a CPU, and on other devices as many as
             fill them.
+        executor: any `concurrent.futures.Executor`: its workers follow the tracks, see `sweep`. Cells are tried again
+            in this process.
         out: folder in which finished tracks and repeated cells are kept.
         resume: whether to continue from the content of `out`.
         progress: None, True for a bar, or a function of the numbers of finished and of all states: two in every cell,
@@ -94,7 +99,7 @@ def phase_diagram(
             alpha is given twice or not at all; there are fewer devices than requested; `out` cannot be written or holds
             tracks of other settings; nodes, settings, width or `out` are of the wrong kind.
     """
-    cells = Grid.of(model, axes, numbers, asked="phase_diagram", with_alpha=True, planar=True)
+    cells, given = Grid.of(model, axes, numbers, asked="phase_diagram", with_alpha=True, planar=True), nodes
     _, nodes, settings, *_ = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
@@ -112,7 +117,7 @@ def phase_diagram(
     store.open_folder(resume)
     report = reporter(progress, "states")
     try:
-        states = grid.solve(engine, store, report)
+        states = grid.solve(engine, store, report, executor, given)
         (states,) = engine.run([grid.retry(states, store, report)])
         crossings = engine.run([grid.crossings(states)])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
@@ -206,15 +211,23 @@ class _Tracks(NamedTuple):
         """A track of zeros, (columns, R, ...)."""
         return blank_state(self.at(0, 0)[0], self.alphas.shape[1], self.nodes.replicates)
 
-    def solve(self, engine: _Engine, store: Store, progress: Report) -> State:
-        """Solve the tracks that are not in the store; return all cells, arrays (branch, rows, columns, R, ...)."""
+    def solve(
+        self, engine: _Engine, store: Store, progress: Report, executor: Executor | None, given: AnyNodes
+    ) -> State:
+        """Solve the tracks that are not in the store; return all cells, arrays (branch, rows, columns, R, ...).
+
+        Args:
+            executor: workers of the tracks; by default this process and those of `jax.distributed`.
+            given: averages as the caller gave them, which are smaller than their nodes.
+        """
         rows, width = self.alphas.shape
-        total, processes, rank = rows * len(PAIR), jax.process_count(), jax.process_index()
+        total, rank = rows * len(PAIR), jax.process_index() if executor is None else 0
+        processes = jax.process_count() if executor is None else 1
         finished = {int(k.removeprefix(_TRACK)): a for k, a in self.pieces(store).items() if k.startswith(_TRACK)}
         if processes > 1:  # every process uses the tracks in the folder of process 0
             known = np.isin(np.arange(total), list(finished))
             share = known, self.stacked(finished, total)
-            known, tracks = _together(multihost_utils.broadcast_one_to_all, share, store)
+            known, tracks = together(multihost_utils.broadcast_one_to_all, share, _hint(store))
             finished = {int(k): indexed(tracks, k) for k in np.flatnonzero(known)}
         unsolved = [number for number in range(total) if number not in finished]
         assigned, cells = unsolved[rank::processes], len(finished) * width
@@ -232,16 +245,39 @@ class _Tracks(NamedTuple):
 
         progress(cells, total * width)
         first_overlaps = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if assigned else []
-        paths = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned)
-        engine.run(paths, done=store_track, names=[self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned])
+        names = [self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned]
+        if executor is None:
+            paths = (
+                self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned
+            )
+            engine.run(paths, done=store_track, names=names)
+        else:
+            failed = dict[int, BaseException]()
+            sent = [self.piece(k % len(PAIR), k // len(PAIR), first_overlaps, given) for k in assigned]
+            for index, track in answers(_solved_track, sent, range(len(sent)), executor):
+                if isinstance(track, BaseException):
+                    failed[index] = track
+                    continue
+                store_track(index, track)
+                for _ in range(width):
+                    cell_done()
+            for index, error in failed.items():
+                error.add_note(f"This happened at {names[index]}.")
+                raise error
         tracks = self.stacked(finished, total)
         if processes > 1:
-            shares = _together(multihost_utils.process_allgather, tracks, store)
+            shares = together(multihost_utils.process_allgather, tracks, _hint(store))
             owner = np.zeros(total, int)
             owner[unsolved] = np.arange(len(unsolved)) % processes
             tracks = indexed(shares, (owner, np.arange(total)))
         shape = rows, len(PAIR)
         return jax.tree.map(lambda a: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order], tracks)
+
+    def piece(self, branch: int, row: int, first_overlaps: list[list[Overlaps]], given: AnyNodes) -> tuple:
+        """Return the arguments of `_solved_track`."""
+        models, alphas = indexed((self.models, self.alphas), slice(row, row + 1))
+        columns = Axis(self.columns.name, self.columns.values)
+        return models, alphas, columns, given, self.settings, branch, first_overlaps[branch][row]
 
     def stacked(self, tracks: dict[int, State], total: int) -> State:
         """Return all tracks, (tracks, columns, R, ...); those that this process lacks are blank."""
@@ -383,19 +419,26 @@ class _Tracks(NamedTuple):
 _TRACK, _RETRY = "track-", "retry-"
 
 
-def _together(exchange: Callable[[PyTree], PyTree], share: PyTree, store: Store) -> PyTree:
-    """Exchange the shares of all processes; return numpy arrays.
+def _hint(store: Store) -> str:
+    if store.place is None:
+        return "nothing is kept: start all processes again, with a folder out"
+    return f"finished tracks are in out='{store.place}': start all processes again with resume=True"
 
-    Raises:
-        RuntimeError: a process has ended.
-    """
-    try:
-        return jax.tree.map(np.array, exchange(share))
-    except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
-        hint = "nothing is kept: start all processes again, with a folder out"
-        if store.place is not None:
-            hint = f"finished tracks are in out='{store.place}': start all processes again with resume=True"
-        raise RuntimeError(f"another process ended before the grid was done; {hint}") from error
+
+def _solved_track(
+    models: Model,
+    alphas: Float[np.ndarray, "1 columns"],
+    columns: Axis,
+    nodes: AnyNodes,
+    settings: Settings,
+    branch: int,
+    first_overlaps: Overlaps,
+) -> State:
+    """Return the states of a track, whose cells have models with leaves (1, columns, ...), in a worker."""
+    model = indexed(models, (0, 0))
+    rule = make_rule(nodes, model, default_recipe(model, SIZES["grid"]))
+    path = _Tracks(models, alphas, columns, rule, settings).track(branch, 0, [first_overlaps], lambda: None)
+    return jax.tree.map(np.asarray, engine.run_one(path))
 
 
 def _exists(states: State) -> Bool[np.ndarray, "..."]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,15 +17,19 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from ..averages.recipes import SIZES, AnyNodes
+from ..base import VERSION
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_kind, require_positive
+from ..base.files import fingerprint
+from ..base.pieces import Kept, computed, cut
 from ..base.progress import Progress, Report, reporter
-from ..base.results import Settings
+from ..base.results import Settings, Status
+from ..base.saved import name_of
 from ..model.checks import check_numbers
 from ..model.overlaps import branch_of
 from ..model.parameters import MODELS, AnyModel, Axis, axes_of, is_number_of, names_of, scalar_parameters
 from ..theory.engine import run, run_one
-from ..theory.paths import Call, Path
+from ..theory.paths import Call, Failure, Path
 from ..theory.quantities import Quantity
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
@@ -41,6 +47,9 @@ def sweep(
     model: AnyModel | Sequence[AnyModel | tuple[AnyModel, Any]],
     *axes: Axis,
     follow: bool = False,
+    executor: Executor | None = None,
+    out: pathlib.Path | str | None = None,
+    resume: bool = False,
     progress: Progress = None,
     **given: float | Sequence[float] | Real[GivenArray, "..."] | Any,
 ) -> Table:
@@ -69,12 +78,19 @@ def sweep(
         model: a model, or a list of models of one kind or of pairs (model, alpha): their places are an axis "model".
         axes: what a keyword cannot name, see `Axis`: an entry of an array, or a number of your own.
         follow: whether to follow the branch or the event.
+        executor: any `concurrent.futures.Executor`, such as a ``ProcessPoolExecutor`` or that of a Dask client: its
+            workers compute pieces of the settings. What they are sent must pickle. Without one, this process computes
+            all; under `jax.distributed` the processes share the pieces, and every one returns the whole table.
+        out: folder in which finished pieces are kept.
+        resume: whether to continue from the content of `out`.
         progress: None, True for a bar, or a function of the numbers of finished and of all settings.
         given: settings and options by name.
 
     Raises:
         InputError: a question, setting, option or model cannot be used, which the message explains; an event that is
-            followed is a fold or does not happen at the first value; or the question failed at all settings.
+            followed is a fold or does not happen at the first value; the executor does not take the pieces; `out`
+            holds pieces of another call. If the question failed at all settings, its first exception.
+        KeyboardInterrupt: the user has interrupted the call; a note says what is kept and how to go on.
     """
     first, _ = pairs_of(model)[0]
     numbers = {name: value for name, value in given.items() if is_number_of(first, name)}
@@ -89,8 +105,15 @@ def sweep(
     grid = Grid.of(model, axes, numbers, follow, asked=asked.name, with_alpha=asked.with_alpha)
     report = reporter(progress, "settings")
     if followed is not None:
+        if executor is not None or out is not None:
+            raise InputError("follow", "must be left out beside executor and out: what is followed is computed in turn")
         return followed(grid, report, **options)
-    return grid.table(asked.name, cells_of(grid.run(asked.paths(grid, options), report)))
+    kept = Kept.open(out, resume, lambda: grid.fingerprint(question, options))
+    if executor is None and out is None and jax.process_count() == 1:
+        cells = cells_of(grid.run(asked.paths(grid.models, grid.alphas, options), report))
+    else:
+        cells = grid.in_pieces(asked, options, kept, executor, report)
+    return grid.table(asked.name, cells)
 
 
 def pairs_of(model: Any) -> list[tuple[AnyModel, Any]]:
@@ -141,9 +164,9 @@ class Asked(NamedTuple):
         except TypeError as error:
             raise InputError("question", f"must be a function of a model, or of a model and alpha: {error}") from error
 
-    def paths(self, grid: Grid, options: dict[str, Any]) -> list[Path]:
+    def paths(self, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> list[Path]:
         """Return the paths of all cells: those of a search, or of calls of the function."""
-        settings = list(zip(grid.models, grid.alphas, strict=True))
+        settings = list(zip(models, alphas, strict=True))
         paths = getattr(self.function, "paths", None)
         if paths is not None and options.keys() <= inspect.signature(paths).parameters.keys():
             path = paths(*settings[0][: 1 + self.with_alpha], **options)
@@ -228,8 +251,46 @@ class Grid(NamedTuple):
 
         progress(0, len(paths))
         values = itertools.product(*(axis.values for axis in self.axes))
-        names = [", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, place, strict=True)) for place in values]
-        return run(paths, names=names if self.axes else ["the only setting"], done=report, keep=True)
+        results = run(paths, done=report, keep=True)
+        if all(isinstance(result, Failure) for result in results):
+            first = next(values)
+            where = ", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, first, strict=True)) or "the only setting"
+            results[0].error.add_note(f"This happened at {where}.")
+            raise results[0].error
+        return results
+
+    def fingerprint(self, question: Callable[..., Any], options: dict[str, Any]) -> str:
+        """Return what identifies the answers: the question, what the models compute, all numbers, and the version."""
+        text = self.models[0].identity_text() if hasattr(self.models[0], "identity_text") else ""
+        return fingerprint(name_of(question), text, self.models, self.alphas, sorted(options.items()), VERSION)
+
+    def in_pieces(
+        self, asked: Asked, options: dict[str, Any], kept: Kept, executor: Executor | None, report: Report
+    ) -> tuple[Any, ...]:
+        """Compute the cells in pieces, on an executor, over processes, or here; those that are kept are read.
+
+        Raises:
+            RuntimeError: there is no answer at all; the message is that of the first setting.
+        """
+        pieces, done = cut(len(self.models)), 0
+
+        def count(number: int) -> None:
+            nonlocal done
+            done += len(self.models[pieces[number]])
+            report(done, len(self.models))
+
+        asked.paths(self.models[:1], self.alphas[:1], options)  # options are refused here, not in a worker
+        report(0, len(self.models))
+        arguments = [(asked, self.models[piece], self.alphas[piece], options) for piece in pieces]
+        cells = list[Any]()
+        for piece, answers in zip(pieces, computed(_answers, arguments, kept, executor, count), strict=True):
+            if isinstance(answers, BaseException):
+                lost = Missing(f"its worker was lost: {answers or type(answers).__name__}", int(Status.nonfinite))
+                answers = [lost] * len(self.models[piece])
+            cells += answers
+        if all(isinstance(cell, Missing) for cell in cells):
+            raise RuntimeError(f"{asked.name} has no answer at any setting; the first: {cells[0].reason}; {kept.hint}")
+        return tuple(cells)
 
     def table(self, name: str, cells: Sequence[Any]) -> Table:
         """Return the table of the answers; that of an event along one axis has its slopes.
@@ -248,6 +309,11 @@ class Grid(NamedTuple):
             if is_exact and axis.name != MODELS and axis.put is None:
                 slopes[k] = axis.parameter.slope(cell.sensitivities, model, axis.values[k])
         return Table.of_event(question, axis.name, axis.values, cells, slopes)
+
+
+def _answers(asked: Asked, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+    """Return the cells of a piece of the settings."""
+    return list(cells_of(run(asked.paths(models, alphas, options), keep=True)))
 
 
 def _check_one_kind(models: Sequence[AnyModel]) -> None:

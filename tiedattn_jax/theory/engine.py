@@ -70,8 +70,7 @@ def run(
             that fill the device.
         devices: devices to compute on; by default jax's default device.
         names: names of the paths in exceptions.
-        keep: whether to return a `Failure` for a path that an exception ended, instead of raising the exception. If all
-            paths failed, it is raised nevertheless.
+        keep: whether to return a `Failure` for a path that an exception ended, instead of raising the exception.
         done: function that is called when a path has ended, with the index of the path and its result or `Failure`. It
             is called in the thread of the caller.
         progress: as in `base.progress`; counts lanes and calls.
@@ -89,9 +88,8 @@ def run(
     in_slots = len(devices) > 1 or devices[0].platform != "cpu"
     work = work_in_slots if in_slots else _in_threads
     work(scheduler, width, devices)
-    keeps_failures = keep and not all(isinstance(result, Failure) for result in scheduler.results)
     for number, result in enumerate(scheduler.results):
-        if isinstance(result, Failure) and not keeps_failures:
+        if isinstance(result, Failure) and not keep:
             if names is not None:
                 result.error.add_note(f"This happened at {names[number]}.")
             raise result.error

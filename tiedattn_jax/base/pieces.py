@@ -1,0 +1,264 @@
+"""Pieces of a long computation: in this process or on a caller's executor, and kept in a folder when they are done.
+
+A piece is a call that any process can make. A worker takes the precision and the folder of compiled programs from the
+process that asks. Under `jax.distributed` every process computes a share of the pieces, and all get all results.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import PyTree
+
+from .errors import InputError, as_flag, require_kind
+from .files import make_folder, write_whole
+from .programs import Traced, use_compilation_cache
+from .saved import load, pack
+
+_MOST, _COUNT = 32, 64  # settings in a piece, at most; pieces that few settings are cut into
+
+
+def cut(count: int) -> list[slice]:
+    """Return the pieces of so many settings: few enough that a lost one is cheap, and many enough for the workers."""
+    size = min(max(count // _COUNT, 1), _MOST)
+    return [slice(k, min(k + size, count)) for k in range(0, count, size)]
+
+
+class _Sent(NamedTuple):
+    """An array of jax on its way to a worker, which would round it if it came before the precision was set.
+
+    Attributes:
+        numbers: its entries; those of random keys are their data.
+        keys: name of the generator of random keys, None for numbers.
+    """
+
+    numbers: np.ndarray
+    keys: str | None
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        """Return a leaf of the arguments as it is sent."""
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return cls(np.asarray(jax.random.key_data(leaf)), str(jax.random.key_impl(leaf)))
+        return cls(np.asarray(leaf), None)
+
+    def received(self) -> jax.Array:
+        return (
+            jnp.asarray(self.numbers) if self.keys is None else jax.random.wrap_key_data(self.numbers, impl=self.keys)
+        )
+
+
+class Task(NamedTuple):
+    """What a worker is sent: a call, and the settings of the process that asks.
+
+    Attributes:
+        x64: whether jax computes in double precision.
+        programs: folder of the compiled programs, None if they are not kept.
+    """
+
+    function: Callable[..., Any]
+    arguments: PyTree
+    x64: bool
+    programs: str | None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: tuple) -> Task:
+        """Return the task with the settings of this process."""
+        folder = None if Traced.folder is None else str(Traced.folder.parent)
+        sent = jax.tree.map(_Sent.of, arguments)
+        return cls(function, sent, jax.config.values["jax_enable_x64"], folder)
+
+    def run(self) -> Any:
+        """Make the call."""
+        if jax.config.values["jax_enable_x64"] != self.x64:
+            jax.config.update("jax_enable_x64", self.x64)
+        if self.programs is not None and (Traced.folder is None or str(Traced.folder.parent) != self.programs):
+            use_compilation_cache(self.programs)
+
+        def received(leaf: Any) -> Any:
+            return leaf.received() if isinstance(leaf, _Sent) else leaf
+
+        return self.function(*jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent)))
+
+
+class Kept(NamedTuple):
+    """Folder of the pieces that are done.
+
+    Attributes:
+        folder: None keeps nothing.
+        computation: what identifies the computation.
+    """
+
+    folder: Path | None
+    computation: str
+
+    @classmethod
+    def open(cls, out: Path | str | None, resume: Any, computation: Callable[[], str]) -> Kept:
+        """Make or check the folder of the argument `out`.
+
+        Args:
+            computation: function that returns what identifies the computation; called if there is a folder.
+
+        Raises:
+            InputError: the folder cannot be written, or has pieces although the computation does not resume.
+        """
+        require_kind(out, "out", (str, Path, type(None)), "a folder")
+        if out is None:
+            if as_flag(resume, "resume"):
+                raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
+            return cls(None, "")
+        make_folder(Path(out), "out")
+        kept = cls(Path(out), computation())
+        if not as_flag(resume, "resume") and (count := len(kept._paths())):
+            text = "must not hold the pieces of an earlier run unless resume is asked for"
+            raise InputError("out", f"{text}, got out='{out}' with {count} of them")
+        return kept
+
+    def results(self) -> dict[int, Any]:
+        """Return the results of finished pieces by number. A damaged file is named in a warning and computed again.
+
+        Raises:
+            InputError: a piece belongs to another computation.
+        """
+        results, damaged = dict[int, Any](), []
+        for path in self._paths():
+            try:
+                piece = load(path)
+                computation, number, result = (piece[name] for name in ("computation", "number", "result"))
+            except (InputError, TypeError, KeyError):
+                damaged.append(path.name)
+                continue
+            if computation != self.computation:
+                text = "must hold pieces of the same question, settings, options and version only"
+                raise InputError("out", f"{text}, got out='{self.folder}' with {path.name} of another computation")
+            results[number] = result
+        if damaged:
+            warnings.warn(f"damaged pieces in '{self.folder}' are computed again: {', '.join(damaged)}", stacklevel=2)
+        return results
+
+    def put(self, number: int, result: Any) -> None:
+        """Keep the result of a piece."""
+        if self.folder is not None:
+            content = {"computation": self.computation, "number": number, "result": result}
+            write_whole(self.folder / f"piece-{number:05d}.npz", pack(content))
+
+    @property
+    def hint(self) -> str:
+        """How to go on after an interruption."""
+        if self.folder is None:
+            return "nothing is kept: a folder out= keeps finished pieces"
+        return f"finished pieces are in out='{self.folder}': the same call with resume=True goes on from there"
+
+    def _paths(self) -> list[Path]:
+        return [] if self.folder is None else sorted(self.folder.glob("piece-*.npz"))
+
+
+def computed(
+    function: Callable[..., Any],
+    pieces: Sequence[tuple],
+    kept: Kept,
+    executor: Executor | None,
+    done: Callable[[int], None],
+) -> list[Any]:
+    """Return what a function returns for every piece, or the exception of the worker that was lost with it.
+
+    Args:
+        function: called with the arguments of a piece.
+        done: told the number of every piece that is done, also in another process.
+
+    Raises:
+        InputError: the executor does not take tasks, or a task cannot be sent to it.
+        RuntimeError: another process of `jax.distributed` ended early.
+        KeyboardInterrupt: the user has interrupted the call; a note says what is kept.
+    """
+    results = kept.results()
+    for number in results:
+        done(number)
+    missing = [number for number in range(len(pieces)) if number not in results]
+    processes = jax.process_count() if executor is None else 1
+    if processes > 1:  # every process uses the pieces that process 0 has found
+        results = _exchanged(results, kept)[0]
+        missing = [number for number in range(len(pieces)) if number not in results]
+    own = missing[jax.process_index() % processes :: processes]
+    try:
+        for number, result in answers(function, pieces, own, executor):
+            if not isinstance(result, BaseException):
+                kept.put(number, result)
+            results[number] = result
+            done(number)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"The call was interrupted; {kept.hint}")
+        raise
+    if processes > 1:
+        for share in _exchanged(results, kept):
+            results |= share
+    return [results[number] for number in range(len(pieces))]
+
+
+def answers(
+    function: Callable[..., Any], pieces: Sequence[tuple], numbers: Sequence[int], executor: Executor | None
+) -> Iterator[tuple[int, Any]]:
+    """Yield the numbers of pieces with their results as they are done."""
+    if executor is None:
+        for number in numbers:
+            yield number, function(*pieces[number])
+        return
+    try:
+        tasks = {number: Task.of(function, pieces[number]) for number in numbers}
+        futures: dict[Any, int] = {executor.submit(task.run): number for number, task in tasks.items()}
+    except AttributeError as error:
+        text = f"must be a concurrent.futures.Executor, got {type(executor).__name__} without `submit`"
+        raise InputError("executor", text) from error
+    except RuntimeError as error:
+        raise InputError("executor", f"must take tasks, got one that does not: {error}") from error
+    try:
+        for future in as_completed(futures):
+            problem = future.exception()
+            if isinstance(problem, InputError):
+                raise problem
+            if problem is not None and _is_about_pickling(problem):
+                text = "must be given what can be sent to it: functions and layers at the top of a module"
+                raise InputError("executor", f"{text}, got {problem}") from problem
+            yield futures[future], future.result() if problem is None else problem
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _is_about_pickling(error: BaseException) -> bool:
+    return isinstance(error, pickle.PicklingError) or "pickle" in str(error)
+
+
+def _exchanged(results: dict[int, Any], kept: Kept) -> list[dict[int, Any]]:
+    """Return the results that the processes of `jax.distributed` have, in their order."""
+    content = np.frombuffer(pickle.dumps(results), np.uint8)
+    (sizes,) = together(multihost_utils.process_allgather, (np.array([content.size]),), kept.hint)
+    padded = np.pad(content, (0, int(sizes.max()) - content.size))
+    (rows,) = together(multihost_utils.process_allgather, (padded,), kept.hint)
+    return [pickle.loads(row[: int(n)].tobytes()) for row, n in zip(rows, sizes.ravel(), strict=True)]
+
+
+def together(exchange: Callable[[PyTree], PyTree], share: PyTree, hint: str) -> PyTree:
+    """Exchange the shares of all processes; return numpy arrays.
+
+    Args:
+        hint: what is kept, for the error.
+
+    Raises:
+        RuntimeError: a process has ended.
+    """
+    try:
+        return jax.tree.map(np.array, exchange(share))
+    except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
+        raise RuntimeError(f"another process ended before all was done; {hint}") from error
