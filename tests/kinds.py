@@ -147,6 +147,9 @@ WITHOUT = {
     },
     "its start has an m that short encodings do not allow": {"short encodings": "sgd"},
     "its regression over the sentences contains the fields of noise": {"silent noise": "gamp | gamp, penalty"},
+    "its random starts and its steps are measured in the overlaps of rare classes, too": {
+        "a rare sentence": "find_states | trace_branch"
+    },
     "its start is one of a student of one column": {"two columns": "sgd"},
     "its map on so few points is too rough for Newton's method along an arc": {"two columns": "trace_branch"},
     "its program takes minutes and gigabytes to compile": {
@@ -171,7 +174,7 @@ REFUSED = {
     },
     "^model must have tokens without classes": {
         "a rare sentence": f"{_POPULATION} | emergence | small_start | separation | spectral_overlap | "
-        "train, Adam | spectral_direction"
+        "train, Adam | spectral_direction | rsb"
     },
     "^model must have exact labels": {"a rare sentence": "perfect_recovery"},
     "^data must have no classes of tokens": {"a rare sentence": "posterior_mean"},
