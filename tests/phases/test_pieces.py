@@ -1,6 +1,8 @@
 """Sweeps and diagrams in pieces: on executors, over processes, in folders; and parts that are put together."""
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -245,7 +247,6 @@ table = ta.sweep(product, ta.DotProduct(), alpha=1.0, **PLANE)
 assert jax.process_count() == int(sys.argv[2])
 table.save(sys.argv[5] + "/" + sys.argv[3] + ".npz")
 """
-    import socket
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -277,3 +278,35 @@ def test_loky():
     executor = loky.get_reusable_executor(2)
     table = ta.sweep(lambda model: model.sigma, ta.DotProduct(), sigma=SIGMAS, executor=executor)  # it sends lambdas
     assert table.values().tolist() == SIGMAS.tolist()
+
+
+@pytest.mark.full
+def test_an_mpi_pool(tmp_path):
+    pytest.importorskip("mpi4py.futures", reason="mpi4py is not installed")
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if mpiexec is None:
+        pytest.skip("mpiexec is not installed")
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys
+from mpi4py.futures import MPIPoolExecutor
+import jax
+import tiedattn_jax as ta
+from test_pieces import PLANE, product
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    with MPIPoolExecutor() as pool:
+        ta.sweep(product, ta.DotProduct(), alpha=1.0, executor=pool, **PLANE).save(sys.argv[1])
+""")
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(Path(ta.__file__).parent.parent), str(tests.parent), str(tests)])
+    options = {"PYTHONPATH": path, "JAX_PLATFORMS": jax.default_backend()}
+    options |= {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    command = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(script), str(tmp_path / "a.npz")]
+    assert subprocess.run(command, env={**os.environ, **options}, timeout=300).returncode == 0
+    np.testing.assert_allclose(ta.load(tmp_path / "a.npz").values(), SIGMAS[:, None] * LAMS, rtol=1e-12)
