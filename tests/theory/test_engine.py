@@ -115,8 +115,6 @@ def test_an_exception_ends_its_own_path():
     assert sorted(finished) == [0, 1, 2, 3] and "sigma = 1" in caught.value.__notes__[0]
     results = run(map(path, range(4)), keep=True)
     assert results[0] == 0 and results[1].reason == "ZeroDivisionError: 1" and results[2:] == [2, 3]
-    with pytest.raises(ZeroDivisionError):
-        run([path(1)], keep=True)
     assert run_one(patient()) == "after"
 
 
@@ -141,6 +139,20 @@ def lanes_of(width=0.7, alphas=(2.0,)):
     nodes = descending(ta.Sobol(2**5, replicates=2).rule(model))
     free, start = BRANCHES[None].free(model), branch_start(model, None)
     return [Lane(Setting(model, jnp.asarray(a), nodes, free), start, 0) for a in alphas]
+
+
+@pytest.mark.parametrize(("threads", "limit", "count"), [
+    ("", "max 100000", 8), ("3,2", "max 100000", 3), ("0", "150000 100000", 2), ("5", "400000 100000", 4),
+    ("12", None, 8),
+])  # fmt: skip
+def test_cores_that_a_process_may_use(monkeypatch, tmp_path, threads, limit, count):
+    """Affinity, the variable of the user, and the limit of a container each lower the number."""
+    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda pid: range(8), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(engine, "_CPU_LIMIT", tmp_path / "cpu.max")
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    assert engine.cores() == count
 
 
 @pytest.mark.full

@@ -54,9 +54,9 @@ class _Sent(NamedTuple):
         return cls(np.asarray(leaf), None)
 
     def received(self) -> jax.Array:
-        return (
-            jnp.asarray(self.numbers) if self.keys is None else jax.random.wrap_key_data(self.numbers, impl=self.keys)
-        )
+        """Return the array, in the worker."""
+        numbers = jnp.asarray(self.numbers)
+        return numbers if self.keys is None else jax.random.wrap_key_data(numbers, impl=self.keys)
 
 
 class Task(NamedTuple):
