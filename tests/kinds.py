@@ -150,6 +150,9 @@ WITHOUT = {
     "its random starts and its steps are measured in the overlaps of rare classes, too": {
         "a rare sentence": "find_states | trace_branch"
     },
+    "a replicate without sentences has the uninformed state, at which a branch ends": {
+        "a replicate without a state": "branch_ends"
+    },
     "its start is one of a student of one column": {"two columns": "sgd"},
     "its map on so few points is too rough for Newton's method along an arc": {"two columns": "trace_branch"},
     "its program takes minutes and gigabytes to compile": {
@@ -183,6 +186,7 @@ REFUSED = {
         "spectral_direction | train, Adam"
     },
     "^init must be .* for data without encodings": {"short encodings": "train, penalty | gamp, penalty"},
+    "^transition must have been found, got status absent": {"short encodings": "transition_1rsb"},
     "^start must be near a state, got one with status absent": {"a replicate without a state": "trace_branch"},
 }
 

@@ -113,9 +113,14 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
 def crossings(event: Event, curves: Sequence[Table]) -> list[Guess]:
     """Find all sign changes of an event's number between neighbouring points of the curves of its branches."""
     # Only usable states count, because growth is unreliable at the others.
-    resolved = [{float(p.alpha): p for p in curve.points if bool(p.ok)} for curve in curves]
+    resolved = [{float(p.alpha): p for p in curve.points if is_usable(p)} for curve in curves]
     common_points = ([points[a] for points in resolved] for a in sorted(set.intersection(*map(set, resolved))))
     return sign_changes([(points, number_of(event, points)) for points in common_points])
+
+
+def is_usable(point: FixedPoint) -> bool:
+    """Return whether the replicates that have a state have settled, and most have one."""
+    return bool(point.settled_status <= Status.stalled)
 
 
 def sign_changes(visited: Sequence[tuple[Sequence[FixedPoint], float]]) -> list[Guess]:

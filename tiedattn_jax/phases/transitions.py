@@ -29,7 +29,7 @@ from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, as_event, event_of
 from .follow import CURVE_SETTINGS, Family, along_alpha, ends_of, pair_start, prepared, walk
-from .locate import Guess, Start, crossings, event_path, guess_of, number_of, transition_of, zero_path
+from .locate import Guess, Start, crossings, event_path, guess_of, is_usable, number_of, transition_of, zero_path
 from .table import Table
 
 RANGE = (0.1, 4.0)  # default bracket of alpha
@@ -311,7 +311,7 @@ class _Ends:
     @property
     def resolved(self) -> list[FixedPoint]:
         """The points at which growth is reliable."""
-        return [p for p in self.curve.points if bool(p.ok)]
+        return [p for p in self.curve.points if is_usable(p)]
 
     def find_all(self) -> Path:
         """Path that finds all ends; returns them in the order of alpha."""
