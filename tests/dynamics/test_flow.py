@@ -10,7 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.dynamics import flow
-from tiedattn_jax.dynamics.emergence import _Coefficients, _integrated_covariance
+from tiedattn_jax.dynamics.emergence import _Coefficients, _covariances
 
 
 def exponential(x):
@@ -22,7 +22,7 @@ def exponential(x):
 def test_steps_have_the_fourth_order(points, steps):
     """A growth is a power of the exponential to fourth order, and a cubic velocity has an exact integral."""
     until = 1.2
-    path = flow.integrated(lambda s: (s[0], s[2] ** 3, 1.0), (1.0, 0.5, 0.0), jnp.asarray(until), points, steps)
+    path = flow.integrated(lambda s: (s[0], s[2] ** 3, 1.0), (1.0, 0.5, 0.0), jnp.asarray(until), points, steps)[0]
     times = np.linspace(0, until, points)
     factor = exponential(until / ((points - 1) * steps))
     np.testing.assert_allclose(path[0], factor ** (steps * np.arange(points)), rtol=1e-12)
@@ -32,7 +32,7 @@ def test_steps_have_the_fourth_order(points, steps):
 
 def test_covariances_are_integrated_to_fourth_order():
     """A decay is a power of the exponential, a cubic noise has an exact integral, and a matrix acts from both sides."""
-    integrated = jax.jit(_integrated_covariance)
+    integrated = jax.jit(_covariances)
 
     def end(drift, noise, start, h):
         return np.asarray(integrated(_Coefficients(drift, noise), start, h))[1]

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.program import at_top_level
 from ..base.derivatives import bisected_root
 from ..base.results import Status, quorum
 from ..theory.quantities import Quantity
+from .flow import Integrated
 
 
-@runtime_checkable
-class Run(Protocol):
-    """An integrated flow in every replicate.
-
-    Attributes:
-        every, rate: the states after every step, and their derivatives in time.
-        status: `Status`, which says whether the steps resolve the states.
-    """
-
-    every: Any
-    rate: Any
-    status: Int[Array, "*R"]
-
-
-def first_crossing(quantity: Callable[[Any], Array], run: Run, times: Float[Array, "*batch T"], event: str) -> Quantity:
+def first_crossing(
+    quantity: Callable[[Any], Array], run: Integrated, times: Float[Array, "*batch T"], event: str
+) -> Quantity:
     """Return the first time at which a quantity of a state becomes positive.
 
     Args:
@@ -41,7 +30,7 @@ def first_crossing(quantity: Callable[[Any], Array], run: Run, times: Float[Arra
         event: name of the event.
     """
 
-    def crossing(run: Run, until: Float[Array, ""]) -> Quantity:
+    def crossing(run: Integrated, until: Float[Array, ""]) -> Quantity:
         return _first_crossing(quantity, run, until, event)
 
     for _ in range(times.ndim - 1):
@@ -49,7 +38,7 @@ def first_crossing(quantity: Callable[[Any], Array], run: Run, times: Float[Arra
     return crossing(run, times[..., -1])
 
 
-def _first_crossing(quantity: Callable[[Any], Array], run: Run, until: Float[Array, ""], event: str) -> Quantity:
+def _first_crossing(quantity: Callable[[Any], Array], run: Integrated, until: Float[Array, ""], event: str) -> Quantity:
     f, slopes = jax.vmap(jax.vmap(lambda s, rate: jax.jvp(quantity, (s,), (rate,))))(run.every, run.rate)
     t = until * jnp.linspace(0, 1, f.shape[1], dtype=f.dtype)
     times = jax.vmap(_first_root, (0, 0, None))(f, slopes, t)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.program import at_top_level, program
@@ -49,6 +49,7 @@ from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
 from .crossings import first_crossing
 from .flow import (
+    Integrated,
     Span,
     directions_of,
     encodings_on_directions,
@@ -83,19 +84,10 @@ class Fluctuations(eqx.Module):
     growth_teacher: Float[Array, "*T"]
 
 
-class Run(eqx.Module):
-    """Fluctuations in every replicate of the averages.
-
-    Attributes:
-        fluctuations: the student at every time of the result.
-        every, rate: the student after every step of the integration, and its derivative in time.
-        status: a `Status`.
-    """
+class FluctuationRun(Integrated):
+    """An integrated student with its `fluctuations` at every time of the result."""
 
     fluctuations: Fluctuations
-    every: Fluctuations
-    rate: Fluctuations
-    status: Int[Array, "*R"]
 
 
 class Emergence(Replicated):
@@ -123,7 +115,7 @@ class Emergence(Replicated):
     eta: Float[Array, "*batch"]
     kappa: Float[Array, "*batch"]
     t: Float[Array, "*batch T"]
-    replicates: Run
+    replicates: FluctuationRun
 
     @property
     def measured(self) -> Fluctuations:
@@ -241,10 +233,10 @@ def emergence(
         R = jnp.where(jnp.allclose(R, R.T) & positive_definite(R), R, jnp.nan)
     directions = jnp.zeros(directions_of(model) or most_directions(model), dtype)
 
-    is_random = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
+    is_random = jnp.asarray(0.0 if as_flag(orthogonal, "orthogonal") else 1.0, dtype)
 
-    def run(steps: int) -> Run:
-        return _runs(model, R, jnp.asarray(is_random, dtype), (eta, kappa, until), directions, rule, points, steps)
+    def run(steps: int) -> FluctuationRun:
+        return _fluctuation_runs(model, R, is_random, (eta, kappa, until), directions, rule, points, steps)
 
     first, most = (1, _MOST) if steps is None and at_top_level(model, R, eta, kappa, until) else (steps or 1,) * 2
     replicates = refined(run, first, most, progress)
@@ -252,7 +244,7 @@ def emergence(
 
 
 @program
-def _runs(
+def _fluctuation_runs(
     model: Model,
     R: Float[Array, "r r"],
     is_random: Float[Array, ""],
@@ -261,7 +253,7 @@ def _runs(
     rule: Rule,
     points: int,
     steps: int,
-) -> Run:
+) -> FluctuationRun:
     """Return the fluctuations in every replicate.
 
     R is integrated first. Steps of the linear equation then span two intervals of the path of R, so that every stage of
@@ -271,22 +263,22 @@ def _runs(
     eta, kappa, until = numbers
     count = 2 * steps * (points - 1)
 
-    def run(replicate: Replicate) -> Run:
+    def run(replicate: Replicate) -> FluctuationRun:
         equations = _Equations(model, eta, kappa, replicate, directions)
         W = is_random * jnp.kron(R, jnp.diag(jnp.concatenate(equations.exist)))
-        sizes = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
+        sizes, _ = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
         coefficients = lax.map(jax.checkpoint(lambda R: equations.coefficients(R)), sizes)
-        fine = _integrated_covariance(coefficients, W, 2 * until / count)
+        fine = _covariances(coefficients, W, 2 * until / count)
         R_path, at = indexed((sizes, coefficients), slice(None, None, 2))
         rates = lax.map(lambda R: equations.size_rate(R), R_path)
         every, slopes = lax.map(lambda step: equations.fluctuations(*step), (fine, R_path, at, rates))
         # The same with steps twice as long.
-        rough = _integrated_covariance(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
+        rough = _covariances(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
         error = jnp.max(jnp.abs(rough - fine[::2])) / jnp.max(jnp.abs(fine)) / 15
         resolved = error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps)
         status = jnp.where(resolved, Status.converged, Status.unresolved)
         status = jnp.where(jnp.all(jnp.isfinite(fine)), status, Status.nonfinite)
-        return Run(indexed(every, slice(None, None, steps)), every, slopes, status.astype(jnp.int32))
+        return FluctuationRun(every, slopes, status.astype(jnp.int32), indexed(every, slice(None, None, steps)))
 
     return rule.each(run)
 
@@ -301,26 +293,20 @@ class _Coefficients(NamedTuple):
         return 2 * symmetric(self.drift @ W) + self.noise
 
 
-def _integrated_covariance(
-    coefficients: _Coefficients, W: Float[Array, "n n"], h: Float[Array, ""]
-) -> Float[Array, "T n n"]:
-    """Return W at every second time of the coefficients, with the Runge-Kutta method of fourth order.
+def _covariances(coefficients: _Coefficients, W: Float[Array, "n n"], h: Float[Array, ""]) -> Float[Array, "T n n"]:
+    """Return W at every second time of the coefficients, in steps whose stages fall on these times.
 
     Args:
-        coefficients: coefficients at equal times, an odd number of them.
+        coefficients: coefficients at equal times.
         h: two intervals between these times.
     """
-    stages = tuple(indexed(coefficients, slice(k, len(coefficients.drift) - 2 + k, 2)) for k in range(3))
+    count = (len(coefficients.drift) - 1) // 2
 
-    def step(W: Float[Array, "n n"], at: tuple) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
-        start, middle, end = at
-        first = start.rate(W)
-        second = middle.rate(W + h / 2 * first)
-        third = middle.rate(W + h / 2 * second)
-        return W + h / 6 * (first + 2 * second + 2 * third + end.rate(W + h * third)), W
+    def velocity(s: tuple[Array, Array]) -> tuple[Array, Array]:
+        place, W = s  # in intervals
+        return 2 / h, indexed(coefficients, jnp.round(place).astype(jnp.int32)).rate(W)
 
-    end, path = lax.scan(step, W, stages)
-    return jnp.concatenate([path, end[None]])
+    return integrated(velocity, (jnp.zeros_like(h), W), count * h, count + 1, 1)[0][1]
 
 
 class _Equations(eqx.Module):

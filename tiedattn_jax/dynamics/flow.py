@@ -19,18 +19,18 @@ encodings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
-from ..base.arrays import positive_definite, precise, spread_to
+from ..base.arrays import AnyArray, positive_definite, precise, spread_to
 from ..base.derivatives import pseudo_inverse, with_tangent
 from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.progress import Progress, reporter
@@ -47,37 +47,40 @@ _SAME = 1e-6  # relative difference below which numbers agree
 _NO_DIRECTION = 1e-6  # square of the encodings along a direction, relative to the largest, below which it is none
 
 
-@runtime_checkable
-class HasStatus(Protocol):
-    """A result with a status for every replicate of the averages."""
+class Integrated(eqx.Module):
+    """An integrated flow in every replicate of the averages: all arrays lead with that axis.
 
-    status: Any
+    Attributes:
+        every, rate: the state after every step, and its derivative in time.
+        status: `Status`, which says whether the steps resolve the states.
+    """
+
+    every: Any
+    rate: Any
+    status: Int[AnyArray, "*R"]
 
 
-Run = TypeVar("Run", bound=HasStatus)
+Run = TypeVar("Run", bound=Integrated)
 
 # The place of every stage, and its weight, in units of a step.
 _STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
 
 
-def integrated(flow: Callable[[State], State], start: State, until: Float[Array, ""], points: int, steps: int) -> State:
-    """Return the states at `points` equal times from zero to `until`, with `steps` steps between two of them.
-
-    Args:
-        flow: velocity of a state.
-    """
-    return integrated_and_read(flow, start, until, points, steps, lambda s: None)[0]
-
-
-def integrated_and_read(
+def integrated(
     flow: Callable[[State], State],
     start: State,
     until: Float[Array, ""],
     points: int,
     steps: int,
-    read: Callable[[State], Any],
+    read: Callable[[State], Any] = lambda s: None,
 ) -> tuple[State, Any]:
-    """Return the states of `integrated`, and what `read` returns of the start and of the state after every step."""
+    """Return the states at `points` equal times from zero to `until`, and what is read of every step.
+
+    Args:
+        flow: velocity of a state.
+        steps: number of steps between two of the times.
+        read: function of the start, and of the state after every step.
+    """
     h = until / ((points - 1) * steps)
 
     def step(s: State, _: None) -> tuple[State, Any]:

@@ -23,7 +23,7 @@ from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
-from ..base.derivatives import derivative_along, pseudo_inverse, with_tangent
+from ..base.derivatives import pseudo_inverse, with_root
 from ..base.errors import InputError, require_not_negative
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
@@ -230,9 +230,8 @@ class Risk(eqx.Module):
 
         A student that vanishes is exactly zero.
         """
-        return _moving_minimum(
-            lax.stop_gradient(_descended(lax.stop_gradient(self).at, lax.stop_gradient(start))), self
-        )
+        w = _descended(lax.stop_gradient(self).at, lax.stop_gradient(start))
+        return with_root(lambda w, risk: risk.slope(w), w, self, solve=_solved)
 
     def at(self, w: Float[Array, " n"]) -> _Expansion:
         """Return the risk to second order in the free coordinates, in units of `unit`; see `without_rotations`."""
@@ -286,10 +285,8 @@ class Risk(eqx.Module):
         return change > jnp.finfo(v.dtype).eps ** 1.5 * size
 
 
-@with_tangent
-def _moving_minimum(primals: tuple, tangents: tuple) -> Float[Array, " n"]:
-    w, risk = primals
-    change = derivative_along(lambda risk: risk.slope(w), (risk,), tangents[1:])
+def _solved(change: Float[Array, " n"], w: Float[Array, " n"], risk: Risk) -> Float[Array, " n"]:
+    """Return the step that changes the slope of the risk at w by `change`, without rotations that change nothing."""
     linear = jax.linearize(risk.slope, w)[1]
 
     # Its own derivatives are those of a solution of the linear equation: the Hessian here counts as constant.
@@ -297,7 +294,7 @@ def _moving_minimum(primals: tuple, tangents: tuple) -> Float[Array, " n"]:
         hessian = risk.without_rotations(w, jax.jacfwd(linear)(jnp.zeros_like(y)))
         return _pseudo_inverse(hessian) @ y
 
-    return -lax.custom_linear_solve(linear, change, solve, symmetric=True)
+    return lax.custom_linear_solve(linear, change, solve, symmetric=True)
 
 
 class _Expansion(NamedTuple):

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from ..averages.nodes import sobol_normals
 from ..averages.recipes import Sobol
 from ..base.arrays import determinant, ldl_solve, total
-from ..base.derivatives import derivative_along, with_tangent
+from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete
 from ..base.nodewise import nodewise
 from .layer import Layer
@@ -209,19 +209,12 @@ def averages(
     return means, h
 
 
-class Response(NamedTuple):
-    """What message passing needs of every sentence: g, (n, N), and the average - Tr dg / dw."""
-
-    gradient: Float[Array, "n N"]
-    information: Float[Array, ""]
-
-
-def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> Response:
-    """Return the messages at proximal points h."""
+def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
+    """Return what message passing needs at proximal points h: g of every sentence, and the average - Tr dg / dw."""
     H = at_nodes(_hessian)(layer, h, y, shift)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return Response(-at_nodes(_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n))))
+    return -at_nodes(_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n)))
 
 
 def second_start(
@@ -242,8 +235,13 @@ def second_start(
     other, value = prox(layer, w, y, V, shift), energy(points)
     unit = jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho)
     differ = jnp.max(jnp.abs(other - points), 0) > _APART * unit
-    is_lower = differ & (energy(other) < value - max(_SAME, 1e3 * float(jnp.finfo(w.dtype).eps)) * jnp.abs(value))
+    is_lower = differ & (energy(other) < value - tolerance(_SAME, 1e3, w) * jnp.abs(value))
     return jnp.where(is_lower, other, points), jnp.sum(nodes.weight * differ)
+
+
+def tolerance(least: float, units: float, a: Array) -> float:
+    """Return a tolerance for numbers like a: `least`, or so many units in the last place if these are larger."""
+    return max(least, units * float(jnp.finfo(a.dtype).eps))
 
 
 def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N"]:
@@ -264,7 +262,7 @@ def prox(layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array 
     layer_, w_, y_, V_, shift_ = lax.stop_gradient((layer, w, y, V, shift))
     n = len(w)
     eye = jnp.eye(n, dtype=w.dtype)[..., None]
-    eps = float(jnp.finfo(w.dtype).eps)
+    least, tol = tolerance(_ROUNDING, 1e3, w), tolerance(_PROX_TOL, 20.0, w)
     unit = jnp.sqrt(jnp.mean(y_**2)) + jnp.max(jnp.abs(w_), 0)
 
     def energy(h: Array) -> Array:
@@ -272,33 +270,32 @@ def prox(layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array 
 
     def body(state: tuple) -> tuple:
         h, value, damping, _, count = state
-        residual = h - w_ + V_ * at_nodes(_gradient)(layer_, h, y_, shift_)
+        residual = _prox_residual(h, layer_, w_, y_, V_, shift_)
         matrix = (1 + damping) * eye + V_ * at_nodes(_hessian)(layer_, h, y_, shift_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
         length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
         new = energy(trial)
-        better = (new <= value) | (length < max(_ROUNDING, 1e3 * eps))
+        better = (new <= value) | (length < least)
         damping = jnp.where(better, jnp.where(damping > 1e-3, damping / 8, 0.0), jnp.maximum(4 * damping, 1.0))
-        is_done = jnp.all(length <= max(_PROX_TOL, 20 * eps))
+        is_done = jnp.all(length <= tol)
         return jnp.where(better, trial, h), jnp.where(better, new, value), damping, is_done, count + 1
 
     first = w_ if guess is None else lax.stop_gradient(guess)
     start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
-    return _attach_prox(h, layer, w, y, V, shift)
+    return with_root(_prox_residual, h, layer, w, y, V, shift, solve=_prox_solve)
 
 
-@with_tangent
-def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
-    h, layer, w, y, V, shift = primals
+def _prox_residual(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, "n N"]:
+    return h - w + V * at_nodes(_gradient)(layer, h, y, shift)
 
-    def residual(layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Array:
-        return h - w + V * at_nodes(_gradient)(layer, h, y, shift)
 
-    change = derivative_along(residual, (layer, w, y, V, shift), tangents[1:])
+def _prox_solve(
+    change: Array, h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array
+) -> Float[Array, "n N"]:
     matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_hessian)(layer, h, y, shift)
-    return -ldl_solve(matrix, change[:, None])[:, 0]
+    return ldl_solve(matrix, change[:, None])[:, 0]
 
 
 def at_nodes(fn: Any) -> Any:

@@ -19,11 +19,11 @@ from jaxtyping import Array, Bool, Complex, Float, Int
 
 from ..averages.program import lane_by_lane, program
 from ..base.arrays import Number, either, solve as solve_entries
-from ..base.derivatives import derivative_along, with_tangent
+from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.progress import Progress, one_search
 from ..base.results import Status
-from .channel import Averages, WideNodes, averages, second_start, test_error, wide_nodes
+from .channel import Averages, WideNodes, averages, second_start, test_error, tolerance, wide_nodes
 from .layer import Layer, guarded, require_smooth
 from .spectrum import Convolution, Prior, convolution, prior, stability
 from .states import WidePoint, WideState
@@ -101,7 +101,11 @@ class _Setting(NamedTuple):
             return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
         grows = curve.top > self.layer.tau
-        binds = None if binds is None else binds | (content & (P.share > self.layer.kappa * (1 + _tolerance(u))))
+        binds = (
+            None
+            if binds is None
+            else binds | (content & (P.share > self.layer.kappa * (1 + tolerance(_TOL, _ROUNDING, u))))
+        )
         return self.with_content(u, P), _Rules(content | grows, binds, on_boundary & (content | ~grows))
 
     def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
@@ -141,10 +145,6 @@ def _cone(layer: Layer) -> Float[np.ndarray, " k"]:
 def _height(layer: Layer, t: Float[Array, " k"]) -> Float[Array, ""]:
     """Return the distance of the offsets from the boundary of the cone, negative outside; zero without encodings."""
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
-
-
-def _tolerance(v: Float[Array, " k"]) -> float:
-    return max(_TOL, _ROUNDING * float(jnp.finfo(v.dtype).eps))
 
 
 def _unit(layer: Layer) -> Float[Array, ""]:
@@ -207,7 +207,7 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
         u with its implicit derivatives, the setting there, the length of the last step, `jumps`, and the next guess.
     """
     frozen, guess = lax.stop_gradient((setting, guess))
-    tol, unit = _tolerance(guess.x), _unit(setting.layer)
+    tol, unit = tolerance(_TOL, _ROUNDING, guess.x), _unit(setting.layer)
 
     def body(search: _Search) -> _Search:
         (x, H), step, before, points, rules, jumps, _, count = search
@@ -240,14 +240,12 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
     setting = setting._replace(points=end.points, rules=end.rules)
     # A lane that failed has no slope.
     setting = either(jnp.all(jnp.isfinite(end.guess.x)), setting, lax.stop_gradient(setting))
-    u = _attach_root(_conjugates(end.guess.x, unit), setting)
+    u = with_root(lambda u, setting: u - setting.map(u), _conjugates(end.guess.x, unit), setting, solve=_solve_map)
     return u, setting, end.length, end.jumps, either(setting.has_content, end.guess, guess)
 
 
-@with_tangent
-def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
-    u, setting = primals
-    change = derivative_along(lambda s: s.map(u), (setting,), tangents[1:])
+def _solve_map(change: Float[Array, " k"], u: Float[Array, " k"], setting: _Setting) -> Float[Array, " k"]:
+    """Return the step that changes ``u - map(u)`` by `change`."""
     # jax 0.10.2 can lose the types of calls of LAPACK in a program with this search; XLA does not compile them then.
     slope = jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map)(u)
     return solve_entries(slope, change[:, None], unrolled=len(u))[:, 0]
@@ -280,17 +278,23 @@ def _report(u: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Ar
     q, m, V = v[:3]
     A, _ = averages(*setting.at(v))
     eigenvalue = curve.at(place.real, place.imag**2)[1]  # the smallest one that counts
+    tol = tolerance(_TOL, _ROUNDING, v)
     binds = jnp.asarray(False) if setting.rules.binds is None else setting.rules.binds
-    binds &= eigenvalue > layer.tau * (1 + _tolerance(v))
+    binds &= eigenvalue > layer.tau * (1 + tol)
     trace = jnp.where(has_content, P.trace / Lam, 0.0)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
     # The potential is stationary, so that errors of the state enter it squared; the risk has them as they are.
     energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V - Lam * q / 2
-    status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
+    status = jnp.where(residual <= tol, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)
     return WideState(
-        *(q, m, V, Lam, M, N),
+        q=q,
+        m=m,
+        V=V,
+        Lam=Lam,
+        M=M,
+        N=N,
         offset=offset,
         slack=_height(layer, _unconstrained(offset, A)),
         trace=trace,

@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
 from ..base.arrays import Number, precise, total
-from ..base.derivatives import bisected_root, with_root
+from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require_positive
 from ..base.progress import Progress, one_search
 from ..base.report import Description, rows_of
@@ -82,10 +82,9 @@ class WideOptimum(Result):
         return Description(f"Bayes-optimal wide layer at alpha = {float(self.alpha):g}", self.status_name, numbers)
 
 
-def _log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) -> Float[Array, ""]:
-    """Return the root x of ``fn(x, *args)``, which increases in x > 0, with its implicit derivatives."""
-    frozen = lax.stop_gradient(args)
-    return with_root(fn, jnp.exp(bisected_root(lambda t: fn(jnp.exp(t), *frozen), jnp.log(low), jnp.log(high))), *args)
+def _log_root(fn: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
+    """Return the root of a function that increases in x > 0, with its implicit derivatives."""
+    return jnp.exp(bisected_root(lambda t: fn(jnp.exp(t)), jnp.log(low), jnp.log(high)))
 
 
 def bayes(model: Layer, alpha: Number) -> WideOptimum:
@@ -169,12 +168,12 @@ def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
     # The error over Delta tends to one minus the squared shares of equal eigenvalues of the teacher.
     perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.ties) / (2 * layer.seen))
 
-    def excess(Delta: Array, layer: Layer, alpha: Array) -> Array:  # increases with Delta
-        return 2 * alpha * Delta * information(layer, error_of_noise(layer.teacher, Delta)) - 1
+    def excess(Delta: Array) -> Array:  # increases with Delta
+        return 2 * alpha * Delta * information(layer, error_of_noise(law, Delta)) - 1
 
     # Delta is (error + noise) / (2 alpha n) at most, or (error + noise) / alpha of some order for signs.
     low, high = law.rho * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
-    Delta = _log_root(excess, low, high, layer, alpha)
+    Delta = _log_root(excess, low, high)
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
     variance = jnp.where(known, law.rho, Delta)
@@ -217,11 +216,11 @@ def _onsets(layer: Layer, nodes: WideNodes) -> Float[Array, " R"]:
     def one(nodes: WideNodes) -> Array:
         _, M, N = without_content(layer, nodes)
 
-        def excess(alpha: Array, layer: Layer, M: Array, N: Array) -> Array:
+        def excess(alpha: Array) -> Array:
             return convolution(layer.teacher, alpha * M, alpha * N).top - layer.tau
 
         low, high = (jnp.asarray(bound, layer.tau.dtype) for bound in _RANGE)
-        alpha = _log_root(excess, low, high, layer, M, N)
+        alpha = _log_root(excess, low, high)
         exists = (alpha > low * 1.01) & (alpha < high / 1.01)
         return jnp.where(exists, alpha, jnp.nan)
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Complex, Float
 
-from ..base.derivatives import derivative_along, with_root, with_tangent
+from ..base.derivatives import with_root
 from .laws import SpectrumLaw
 
 _NEWTON = 100  # maximum number of steps of a search for a root
@@ -133,11 +133,11 @@ class Convolution(NamedTuple):
         def surplus(y: Any, z: Any, share: Any, curve: Convolution) -> Array:
             return curve.above(_attach_place(z, y, curve)) - share
 
-        def slope(y: Any, z: Any, share: Any, curve: Convolution) -> Array:
-            return jnp.where(z.imag > 0, -z.imag / (np.pi * curve.N), jnp.inf)  # no eigenvalues in a gap
+        def solve(change: Any, y: Any, z: Any, share: Any, curve: Convolution) -> Array:
+            return change / jnp.where(z.imag > 0, -z.imag / (np.pi * curve.N), jnp.inf)  # no eigenvalues in a gap
 
         y = curve.at(z.real, z.imag**2)[1]
-        return _attach_place(z, with_root(surplus, y, z, share, self, slope=slope), self)
+        return _attach_place(z, with_root(surplus, y, z, share, self, solve=solve), self)
 
     def first_place(self, tau: Array, kappa: Array, binds: Bool[Array, ""] | None) -> Complex[Array, ""]:
         """Return the place from which on eigenvalues count: that of tau, or a higher one if kappa bounds the rank."""
@@ -247,30 +247,27 @@ def _attach_edge(u: Array, law: SpectrumLaw, M: Array, N: Array) -> Array:
     def excess(u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
         return N * law.resolvent(u, jnp.zeros_like(M), M).F - 1
 
-    def slope(u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
-        return -2 * N * law.resolvent(u, jnp.zeros_like(M), M).B
+    def solve(change: Any, u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
+        return change / (-2 * N * law.resolvent(u, jnp.zeros_like(M), M).B)
 
-    return with_root(excess, u, law, M, N, slope=slope)
+    return with_root(excess, u, law, M, N, solve=solve)
 
 
 def _attach_place(z: Complex[Array, ""], y: Array, curve: Convolution) -> Complex[Array, ""]:
     """Return a place z, where z + N g(z) = y, with its derivatives."""
-    return lax.complex(*_attach_parts(jnp.stack([z.real, z.imag]), y, *curve[:3]))
 
-
-@with_tangent
-def _attach_parts(primals: tuple, tangents: tuple) -> Float[Array, "2"]:
-    (u, v), *args = primals
-
-    def excess(y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+    def excess(place: Array, y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+        u, v = place
         P, F, _, _ = law.resolvent(u, v**2, M)
         return jnp.stack([u + N * P - y, v - N * v * F])
 
-    change = derivative_along(excess, tuple(args), tangents[1:])
-    _, law, M, N = args
-    slope = 1 + N * law.resolvent(u, v**2, M).slope(v)
-    moved = -lax.complex(*change) / jnp.where(slope == 0, jnp.inf, slope)
-    return jnp.stack([moved.real, moved.imag])
+    def solve(change: Array, place: Array, y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+        u, v = place
+        slope = 1 + N * law.resolvent(u, v**2, M).slope(v)
+        moved = lax.complex(*change) / jnp.where(slope == 0, jnp.inf, slope)
+        return jnp.stack([moved.real, moved.imag])
+
+    return lax.complex(*with_root(excess, jnp.stack([z.real, z.imag]), y, *curve[:3], solve=solve))
 
 
 def _root(fn: Callable[[Array], tuple[Array, Array]], low: Array, high: Array, unit: Array, halvings: int = 0) -> Array:
@@ -321,10 +318,10 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
     def excess(s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
         return N * law.resolvent(u, s, M).F - 1
 
-    def slope(s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
-        return jnp.where(s > 0, -N * law.resolvent(u, s, M).A, jnp.inf)
+    def solve(change: Any, s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
+        return change / jnp.where(s > 0, -N * law.resolvent(u, s, M).A, jnp.inf)
 
-    return with_root(excess, jnp.where(s > least, s, 0.0), law, u, M, N, slope=slope)
+    return with_root(excess, jnp.where(s > least, s, 0.0), law, u, M, N, solve=solve)
 
 
 class Prior(NamedTuple):
