@@ -23,13 +23,9 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import StateArray, indexed, precise, repeated
 from ..base.derivatives import pseudo_inverse
 from ..base.errors import (
-    INT32,
     InputError,
     as_number,
     require_choice,
-    require_count,
-    require_not_negative,
-    require_positive,
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
@@ -44,6 +40,7 @@ from .flow import (
     Integrated,
     Moments,
     at_atoms,
+    checked_run,
     drift,
     forces,
     gram_of,
@@ -281,16 +278,10 @@ def sgd(
             student has the overlaps of the start, or `nodes` other replicates; or another argument is not as described.
     """
     model = needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
-    dtype = model.lam.dtype
-    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
-    kappa = require_not_negative(kappa, "kappa", dtype)
-    require_count(points, "points", 2, INT32)
-    if steps is not None:
-        require_count(steps, "steps", maximum=INT32)
-        if steps & (steps - 1) or steps > _MOST * 16:
-            raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
+    eta, kappa, until = numbers = checked_run(model, eta, kappa, until, points, steps)
+    if steps is not None and (steps & (steps - 1) or steps > _MOST * 16):
+        raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
-    numbers = eta, kappa, until
     moments = _first_moments(model, start, rule)
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
@@ -299,7 +290,7 @@ def sgd(
 
     first, most = (least, _MOST) if steps is None and at_top_level(model, moments, numbers) else (steps or _TRACED,) * 2
     replicates = _after(start, refined(run, first, most, progress))
-    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
+    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=eta.dtype), replicates)
 
 
 def _first_moments(model: Model, start: Any, rule: Rule) -> Moments:
@@ -332,42 +323,37 @@ def _student_runs(
     model: Model, starts: Moments, numbers: tuple[Array, Array, Array], rule: Rule, points: int, steps: int
 ) -> StudentRun:
     def run(pair: tuple[Replicate, Moments]) -> StudentRun:
-        return _student_run(model, pair[1], numbers, pair[0], points, steps)
+        replicate, start = pair
+        (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
+
+        def state(s: Moments) -> tuple[Student, Student]:
+            """Return the student and its rate."""
+            f = forces(model, overlaps_of(model, s), replicate)
+            velocity = drift(model, s, f, eta, kappa)
+            slope = overlaps_of(model, velocity)
+            error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
+            return jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
+
+        flow = _flow(model, eta, kappa, replicate)
+        moments, (every, rates) = integrated(flow, start, until, points, steps, jax.checkpoint(state))
+        student = indexed(every, slice(None, None, steps))
+        # The same with half as many steps; if there is one between two points, it then spans two intervals.
+        stride = 1 if steps > 1 else 2
+        still = _flow(fixed[0], *fixed[2][:2], replicate)
+        rough, _ = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
+        fine, law = indexed(lax.stop_gradient(moments), slice(None, None, stride)), fixed[0].law()
+        step_error = _largest_change(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
+        end = lax.stop_gradient(indexed(moments, -1))
+        jump, growth, size = _linearised(still, end)
+        remaining = _largest_change(jump, end, law)
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, every))]))
+        is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
+        status = jnp.where(is_steady, Status.converged, Status.max_steps)
+        status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
+        status = jnp.where(finite, status, Status.nonfinite)
+        return StudentRun(every, rates, status, student, moments, step_error, remaining, growth)
 
     return lax.map(run, (rule.stack, starts))
-
-
-def _student_run(
-    model: Model, start: Moments, numbers: tuple[Array, Array, Array], replicate: Replicate, points: int, steps: int
-) -> StudentRun:
-    (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
-
-    def state(s: Moments) -> tuple[Student, Student]:
-        """Return the student and its rate."""
-        f = forces(model, overlaps_of(model, s), replicate)
-        velocity = drift(model, s, f, eta, kappa)
-        slope = overlaps_of(model, velocity)
-        error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
-        return jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
-
-    flow = _flow(model, eta, kappa, replicate)
-    moments, (every, rates) = integrated(flow, start, until, points, steps, jax.checkpoint(state))
-    student = indexed(every, slice(None, None, steps))
-    # The same with half as many steps; if there is one between two points, it then spans two intervals.
-    stride = 1 if steps > 1 else 2
-    still = _flow(fixed[0], *fixed[2][:2], replicate)
-    rough, _ = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
-    fine, law = indexed(lax.stop_gradient(moments), slice(None, None, stride)), fixed[0].law()
-    step_error = _relative(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
-    end = lax.stop_gradient(indexed(moments, -1))
-    jump, growth, size = _linearised(still, end)
-    remaining = _relative(jump, end, law)
-    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, every))]))
-    is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
-    status = jnp.where(is_steady, Status.converged, Status.max_steps)
-    status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
-    status = jnp.where(finite, status, Status.nonfinite)
-    return StudentRun(every, rates, status, student, moments, step_error, remaining, growth)
 
 
 def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
@@ -375,7 +361,7 @@ def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Calla
     return jax.checkpoint(lambda s: drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa))
 
 
-def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]:
+def _largest_change(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]:
     """Return the largest change of moments s, relative to the lengths of student, teacher and encodings."""
 
     def largest(a: Float[Array, "*batch K a b"]) -> Float[Array, "*batch"]:

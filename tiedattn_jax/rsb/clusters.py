@@ -84,8 +84,8 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     # The line that is probed points to the second minimum if the field has one, else along the double well of the loss.
     direction = law.pull(origin.other - origin.z)
     axis = law.pull(well_axis(law.model, law.y, r, 12))
-    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
-    pairs, step = _probe(law, weight, u)
+    u, _ = _unit_vectors(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
+    pairs, step = _probe_lines(law, weight, u)
     candidates = jax.tree.map(
         lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), pairs
     )
@@ -94,7 +94,7 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
     gap, place, a, b = either(breaks, closest, step)
     is_split = breaks | (gap == 0)
-    push, size = _unit(weight.pulled(law.pull(b - a)))
+    push, size = _unit_vectors(weight.pulled(law.pull(b - a)))
     u = jnp.where(is_split, push, u)
     # Along u the energy difference falls by `size` per unit.
     x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
@@ -106,7 +106,7 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     return RoughJump(origin.z, u, x, pair, breaks)
 
 
-def _probe(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
+def _probe_lines(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
     """Search for minima along lines through the centre of the weight, at more places where the lowest changes most.
 
     There may be a second minimum only close to the jump, so the search closes in on the steepest change.
@@ -162,13 +162,13 @@ def _probe(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tupl
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _unit(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
+def _unit_vectors(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
     """Return unit vectors along vectors, and the lengths of the latter."""
     size = jnp.sqrt(total(v**2))
     return v / jnp.where(size > 0, size, 1.0), size
 
 
-class Smooth(NamedTuple):
+class SmoothSearch(NamedTuple):
     """Search results at N fields without a jump within reach, K nodes at each; n = L r, M = K N."""
 
     low: Float[Array, "L r N"]  # minimisers at the fields
@@ -177,13 +177,13 @@ class Smooth(NamedTuple):
     z: Float[Array, "L r M"]  # minimisers at the nodes
 
 
-def find_smooth(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> Smooth:
+def find_smooth(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> SmoothSearch:
     """Lay the nodes at fields without a jump or step within reach: a product of Gauss-Hermite rules in eta."""
     L, r, _ = law.h.shape
     return _smooth(law, s, rough_jump.low, jnp.tile(rough_jump.low, _SMOOTH ** (L * r)))
 
 
-def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z: Float[Array, "L r M"]) -> Smooth:
+def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z: Float[Array, "L r M"]) -> SmoothSearch:
     """Lay the nodes of the smooth rule, by following minima; M = K N.
 
     Args:
@@ -198,7 +198,7 @@ def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z:
     size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 0), low.dtype)
     log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
-    return Smooth(low, xi, log_weight, law.follow(z, xi)[0])
+    return SmoothSearch(low, xi, log_weight, law.follow(z, xi)[0])
 
 
 class JumpSearch(NamedTuple):
@@ -261,9 +261,9 @@ def find_jumps(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> J
     return _refined_jumps(law, s, guess)
 
 
-def update_minima(law: ClusterLaw, s: Float[Array, ""], result: JumpSearch | Smooth) -> JumpSearch | Smooth:
+def update_minima(law: ClusterLaw, s: Float[Array, ""], result: JumpSearch | SmoothSearch) -> JumpSearch | SmoothSearch:
     """Update results of `find_jumps` or `find_smooth` to another law and s, by following the minima."""
-    if isinstance(result, Smooth):
+    if isinstance(result, SmoothSearch):
         return _smooth(law, s, result.low, result.z)
     low = law.follow(result.low, jnp.zeros_like(result.direction))[0]
     weight = law.weight_of(low, s)
@@ -329,14 +329,14 @@ class Cluster(eqx.Module):
     z: Float[Array, "L r M"]  # minimisers of the proximal problem at the nodes
 
 
-def cluster_at(law: ClusterLaw, result: JumpSearch | Smooth) -> Cluster:
+def cluster_at(law: ClusterLaw, result: JumpSearch | SmoothSearch) -> Cluster:
     """Return the nodes of the inner average, differentiable in the numbers of the law.
 
     Args:
         law: the point at which derivatives are taken.
         result: results of `find_jumps`, `find_smooth` or `update_minima` there, which count as constants.
     """
-    if isinstance(result, Smooth):
+    if isinstance(result, SmoothSearch):
         xi, log_weight = result.normals, result.log_weight
     else:
         x, weight = _nodes_around(result, _moving_jump(law, result))

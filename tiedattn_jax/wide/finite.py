@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
-from ..base.arrays import Number, precise
+from ..base.arrays import Number, either, precise
 from ..base.errors import (
     InputError,
     as_number,
@@ -28,7 +28,7 @@ from ..base.errors import (
 )
 from ..base.report import Description, rows_of
 from ..base.results import Average, Result, Status, student_factor
-from .channel import prox, response, tolerance
+from .channel import response, score_prox, tolerance
 from .layer import Layer, require_layer
 from .states import WideNumbers, WidePoint
 
@@ -185,6 +185,10 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
     def smooth(S: Array) -> Array:
         return _empirical(layer, data, W @ S @ W)
 
+    def value_and_slope(S: Array) -> tuple[Array, Array]:
+        value, gradient = jax.value_and_grad(smooth)(S)
+        return value, (gradient + gradient.T) / 2
+
     def body(state: tuple) -> tuple:
         S, Z, momentum, curvature, value_Z, gradient, _, count = state
         after = _positive_part(Z - (gradient + penalty) / curvature)
@@ -197,24 +201,12 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
         faster = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
         faster = jnp.where(uphill, 1.0, faster)
         ahead = after + jnp.where(uphill, 0.0, (momentum - 1) / faster) * (after - S)
-        Z_new = jnp.where(fits, ahead, Z)
-        value_new, gradient_new = jax.value_and_grad(smooth)(Z_new)
-        change = _relative_change(step, after)
-        return (
-            jnp.where(fits, after, S),
-            Z_new,
-            jnp.where(fits, faster, momentum),
-            curvature * jnp.where(fits, _SHRINK, _GROWTH),
-            value_new,
-            (gradient_new + gradient_new.T) / 2,
-            jnp.where(fits, change, jnp.inf),
-            count + 1,
-        )
+        advanced = after, ahead, faster, _SHRINK * curvature, _relative_change(step, after)
+        S, Z, momentum, curvature, change = either(fits, advanced, (S, Z, momentum, _GROWTH * curvature, jnp.inf))
+        return S, Z, momentum, curvature, *value_and_slope(Z), change, count + 1
 
-    zero = jnp.zeros((d, d), x.dtype)
-    value, gradient = jax.value_and_grad(smooth)(zero)
-    one, far = jnp.ones((), x.dtype), jnp.asarray(jnp.inf, x.dtype)
-    state = (zero, zero, one, one / d, value, (gradient + gradient.T) / 2, far, 0)
+    zero, one = jnp.zeros((d, d), x.dtype), jnp.ones((), x.dtype)
+    state = (zero, zero, one, one / d, *value_and_slope(zero), jnp.inf * one, 0)
     S, *_, change, count = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < steps), body, state)
     return W @ S @ W, count, change <= tol
 
@@ -359,7 +351,7 @@ def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -
     def body(state: tuple) -> tuple:
         S, V, g, Lam, _, count = state
         w = coordinates(scores(data.x, S)) - V * g
-        h = prox(layer, w, y, V, none)
+        h = score_prox(layer, w, y, V, none)
         message, information = response(layer, h, y, V, none)
         before, g = g, damping * g + (1 - damping) * message
         Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * information

@@ -52,7 +52,7 @@ class WideInstance(eqx.Module):
 
     @property
     def in_table(self) -> InTable:
-        return InTable("q", page=_page)
+        return InTable("q", page=_instances_page)
 
     def numbers(self) -> dict[str, Column]:
         """Return the numbers of the run, and those of its theory with their error bars."""
@@ -65,7 +65,7 @@ class WideInstance(eqx.Module):
         return "" if self.status <= Status.max_steps else f"the run failed: {Status.name_of(self.status)}"
 
 
-def _page(table: Table) -> Description:
+def _instances_page(table: Table) -> Description:
     if any(cell.branch for cell in table.cells):
         rows = beside_theory(table.difference())
     else:

@@ -33,7 +33,7 @@ from .channel import WideNodes, wide_nodes
 from .fixed_points import without_content
 from .laws import SpectrumLaw, Wishart
 from .layer import DotProduct, Layer, guarded, require_layer, require_smooth
-from .spectrum import Nodes, convolution
+from .spectrum import SpectrumNodes, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
 _DELTAS = 1e-12, 1e3  # range of Delta: over rho, and over rho + noise
@@ -107,14 +107,14 @@ def bayes(model: Layer, alpha: Number) -> WideOptimum:
 
 def error_of_noise(law: SpectrumLaw, Delta: Float[Array, ""]) -> Float[Array, ""]:
     """Return the least mean squared error of S* that is observed as S* + sqrt(Delta) G."""
-    return _error_of(_spectrum(law, Delta), Delta)
+    return _error_of(_noisy_spectrum(law, Delta), Delta)
 
 
-def _spectrum(law: SpectrumLaw, Delta: Float[Array, ""]) -> Nodes:
+def _noisy_spectrum(law: SpectrumLaw, Delta: Float[Array, ""]) -> SpectrumNodes:
     return convolution(law, jnp.ones_like(Delta), Delta).nodes()
 
 
-def _error_of(Y: Nodes, Delta: Float[Array, ""]) -> Float[Array, ""]:
+def _error_of(Y: SpectrumNodes, Delta: Float[Array, ""]) -> Float[Array, ""]:
     return Delta - 4 * np.pi**2 / 3 * Delta**2 * jnp.sum(Y.weight * Y.density**2)
 
 
@@ -177,7 +177,7 @@ def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
     variance = jnp.where(known, law.rho, Delta)
-    Y = _spectrum(law, variance)
+    Y = _noisy_spectrum(law, variance)
     distance = jnp.where(known, 0.0, _error_of(Y, variance))
     # The nodes are too few for a spectrum that consists of very many parts.
     is_resolved = known | (jnp.abs(jnp.sum(Y.weight) - 1) < _RESOLVED)
@@ -300,23 +300,12 @@ def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:
 def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
     """Return k - k^2/2 + (1-k)/2 min_s [k s^2 + (1-k) E (x-s)_+^2], x of a semicircle of radius 2."""
     k = jnp.minimum(kappa, 1.0)
-    x, weights = np.polynomial.legendre.leggauss(200)
 
-    def cost(s: Array) -> Array:
-        # x = 2 - (2 - s) (1 - y) / 2 between s and 2, in an angle that smooths the edge
-        angle = (x + 1) * np.pi / 4
-        points = 2 - (2 - s) * np.cos(angle) ** 2
-        jacobian = (2 - s) * 2 * np.cos(angle) * np.sin(angle) * weights * np.pi / 4
-        density = jnp.sqrt(jnp.maximum(4 - points**2, 0.0)) / (2 * np.pi)
-        return k * s**2 + (1 - k) * jnp.sum(jacobian * density * (points - s) ** 2)
+    def moments(s: Array) -> tuple[Array, Array]:
+        """Return E (x-s)_+ and E (x-s)_+^2, from the integrals of 1, x and x^2 over the density times 2 pi above s."""
+        root, angle = jnp.sqrt(4 - s**2), jnp.arccos(s / 2)
+        share, first, second = 2 * angle - s * root / 2, root**3 / 3, 2 * angle - s * (s**2 - 2) * root / 4
+        return (first - s * share) / (2 * np.pi), (second - 2 * s * first + s**2 * share) / (2 * np.pi)
 
-    def golden(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        left = cost(a) < cost(b)
-        return jnp.where(left, low, a), jnp.where(left, b, high)
-
-    zero = jnp.zeros_like(k)
-    # The cost is stationary in s, so the best s needs no derivative.
-    s = lax.stop_gradient(0.5 * sum(lax.fori_loop(0, 100, golden, (zero, zero + 2))))
-    return k - k**2 / 2 + (1 - k) / 2 * cost(s)
+    s = bisected_root(lambda s: k * s - (1 - k) * moments(s)[0], jnp.zeros_like(k), jnp.full_like(k, 2.0))
+    return k - k**2 / 2 + (1 - k) / 2 * (k * s**2 + (1 - k) * moments(s)[1])

@@ -128,7 +128,10 @@ class WidePoint(Replicated):
     def in_table(self) -> InTable:
         shown = "region", "q", "m", "trace", "train_loss", "gen_error", "share", "largest"
         figures = "theory.wide_figure", "diagrams.region_figure"
-        return InTable("distance", figures=figures, shown=shown, headline=_headline, summary=_count_regions)
+        headline = "states of a wide layer"
+        return InTable(
+            "distance", figures=figures, shown=shown, headline=lambda table: headline, summary=_count_regions
+        )
 
     def position_shift(self) -> tuple[Array, Array]:
         """Return by how much the encodings raise the score of a token with itself over others, with its error bar."""
@@ -200,10 +203,6 @@ class WidePoint(Replicated):
             text = "must have fewer separate eigenvalues for a density: `share`, `trace` and the like hold for it"
             raise InputError("teacher", f"{text}, got {self.model.teacher!r}")
         return spectrum
-
-
-def _headline(table: Any) -> str:
-    return "states of a wide layer"
 
 
 def _count_regions(table: Any) -> list[Row]:
