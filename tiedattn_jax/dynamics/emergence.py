@@ -40,7 +40,7 @@ from ..base.errors import (
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of
-from ..base.results import Replicated, Status
+from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
@@ -49,6 +49,7 @@ from ..theory.quantities import Quantity
 from .crossings import first_crossing
 from .flow import (
     Integrated,
+    OnePass,
     Span,
     checked_run,
     directions_of,
@@ -90,7 +91,7 @@ class FluctuationRun(Integrated):
     fluctuations: Fluctuations
 
 
-class Emergence(Replicated):
+class Emergence(OnePass):
     """Fluctuations of a student without overlaps that learns by one-pass stochastic gradient descent.
 
     Numbers are means over the replicates of the averages; `stderr` has their error bars.
@@ -101,8 +102,6 @@ class Emergence(Replicated):
         replicates: the fluctuations in every replicate.
     """
 
-    batch_probe = "t", 1
-    SETTING = "eta", "kappa", "t"
     SHOWN: ClassVar = {
         "R": "tr R",
         "encodings": "d times the mean square of the overlap",
@@ -111,10 +110,6 @@ class Emergence(Replicated):
         "growth_teacher": "growth rate of this overlap, eta kappa subtracted",
     }
     FLAGS = ("first",)
-    model: Model
-    eta: Float[Array, "*batch"]
-    kappa: Float[Array, "*batch"]
-    t: Float[Array, "*batch T"]
     replicates: FluctuationRun
 
     @property

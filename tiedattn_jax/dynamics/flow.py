@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
 from ..base.arrays import AnyArray, positive_definite, precise, spread_to
-from ..base.derivatives import pseudo_inverse, with_tangent
+from ..base.derivatives import pseudo_inverse, with_root
 from ..base.errors import (
     INT32,
     InputError,
@@ -45,7 +45,7 @@ from ..base.errors import (
     with_values,
 )
 from ..base.progress import Progress, reporter
-from ..base.results import Status
+from ..base.results import Replicated, Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -72,6 +72,18 @@ class Integrated(eqx.Module):
 
 
 AnyRun = TypeVar("AnyRun", bound=Integrated)
+
+
+class OnePass(Replicated):
+    """A result of one-pass stochastic gradient descent with rate eta and ridge kappa, at times t."""
+
+    batch_probe = "t", 1
+    SETTING = "eta", "kappa", "t"
+    model: Model
+    eta: Float[Array, "*batch"]
+    kappa: Float[Array, "*batch"]
+    t: Float[Array, "*batch T"]
+
 
 # The place of every stage, and its weight, in units of a step.
 _STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
@@ -201,15 +213,14 @@ def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, "
     """
     values, vectors = jnp.linalg.eigh(lax.stop_gradient(tau))
     e = directions.shape[0]
-    return _moving_encodings(vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0)), tau)
+    P = vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
 
+    def solve(change: Array, P: Array, tau: Array) -> Float[Array, "L e"]:
+        inverse_P = pseudo_inverse(P, rtol=1e-6)
+        step = change @ inverse_P.T
+        return step - 0.5 * P @ inverse_P @ step  # of all steps that are right, one without a rotation
 
-@with_tangent
-def _moving_encodings(primals: tuple, tangents: tuple) -> Float[Array, "L e"]:
-    P = primals[0]
-    inverse_P = pseudo_inverse(P, rtol=1e-6)
-    change = tangents[1] @ inverse_P.T
-    return change - 0.5 * P @ inverse_P @ change
+    return with_root(lambda P, tau: P @ P.T - tau, P, tau, solve=solve)
 
 
 def is_direction(P: Float[Array, "L e"]) -> Float[Array, " e"]:

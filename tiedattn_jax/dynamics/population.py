@@ -292,7 +292,8 @@ def _slope_undone(change: Float[Array, " n"], w: Float[Array, " n"], risk: Risk)
     # Its own derivatives are those of a solution of the linear equation: the Hessian here counts as constant.
     def solve(_: Any, y: Array) -> Array:
         hessian = risk.without_rotations(w, jax.jacfwd(linear)(jnp.zeros_like(y)))
-        return _inverse_times(*jnp.linalg.eigh(lax.stop_gradient(hessian)), y)
+        values, vectors = jnp.linalg.eigh(lax.stop_gradient(hessian))
+        return _inverse_times(values, vectors, y)
 
     return lax.custom_linear_solve(linear, change, solve, symmetric=True)
 

@@ -29,7 +29,7 @@ from ..base.errors import (
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
-from ..base.results import MeanField, Replicated, Status
+from ..base.results import MeanField, Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -39,6 +39,7 @@ from .crossings import first_crossing
 from .flow import (
     Integrated,
     Moments,
+    OnePass,
     at_atoms,
     checked_run,
     drift,
@@ -117,7 +118,7 @@ class _Curve(MeanField[Array]):
         return result.reduced(result.mean)[self.name]
 
 
-class Trajectory(Replicated):
+class Trajectory(OnePass):
     """A student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
 
     Numbers are means over the replicates of the averages; `stderr` has their error bars, see `error_bar`. All arrays
@@ -136,12 +137,6 @@ class Trajectory(Replicated):
         risk: the objective, ``gen_error + kappa / 2 tr R``.
     """
 
-    batch_probe = "t", 1
-    SETTING = "eta", "kappa", "t"
-    model: Model
-    eta: Float[Array, "*batch"]
-    kappa: Float[Array, "*batch"]
-    t: Float[Array, "*batch T"]
     replicates: StudentRun
     R, Theta, m, q, theta = _Curve(), _Curve(), _Curve(), _Curve(), _Curve()
     gen_error, risk = MeanField[Array](), MeanField[Array]()

@@ -237,10 +237,10 @@ class JumpSearch(NamedTuple):
         size = 0.5 * len(places) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 0) + np.log(shares)
         return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
 
-    @property
-    def along(self) -> Float[Array, "n N"]:
-        """Direction of the lines in the standard normals xi."""
-        return matvec(self.weight.root, self.direction)
+    def fall(self, law: ClusterLaw, a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
+        """Return how fast the energy of b's sheet falls below that of a's along the lines."""
+        along = matvec(self.weight.root, self.direction)
+        return total(jnp.tile(along, len(self.jump)) * law.pull(b - a)).reshape(self.jump.shape)
 
 
 def find_jumps(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> JumpSearch:
@@ -286,10 +286,6 @@ def _refined_jumps(law: ClusterLaw, s: Float[Array, ""], guess: JumpSearch) -> J
         """Return whether two minimisers are different ones."""
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2 * law.model.field_scale).reshape(J, N)
 
-    def rate(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
-        """Return how fast the energy of b's sheet falls below that of a's along the lines."""
-        return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
-
     def follow_sides(
         x: Float[Array, "J N"], sides: Sequence[Float[Array, "L r JN"]]
     ) -> tuple[list[Float[Array, "L r JN"]], list[Float[Array, " JN"]]]:
@@ -302,13 +298,13 @@ def _refined_jumps(law: ClusterLaw, s: Float[Array, ""], guess: JumpSearch) -> J
         """Take one Newton step towards equal energies; the place stays where there is no second minimum."""
         x, *sides = state
         (a, b), (low_energy, high_energy) = follow_sides(x, sides)
-        slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
+        slope, rise = guess.fall(law, a, b), (high_energy - low_energy).reshape(J, N)
         root = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -_MAX_DISTANCE, _MAX_DISTANCE), x), a, b
 
     x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (guess.jump, *guess.sides))
     (a, b), _ = follow_sides(x, sides)
-    slope = rate(a, b)
+    slope = guess.fall(law, a, b)
     breaks = guess.breaks & differ(a, b) & (slope > 0)
     place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
     # Along the line the upper sheet's energy falls at the rate `slope` relative to the lower one's. Its weight is
@@ -350,11 +346,9 @@ def _moving_jump(law: ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
     """Return the places of the jumps, with derivatives: a jump moves so that the two energies stay equal."""
     xi = result.normals(result.jump[None])
     low, high = (law.energy(z, xi) for z in result.sides)
-    pull = law.pull(result.sides[1] - result.sides[0])
-    slope = total(jnp.tile(result.along, len(result.jump)) * pull)
-    rise = high - low
+    rise, slope = (high - low).reshape(result.jump.shape), result.fall(law, *result.sides)
     move = (rise - lax.stop_gradient(rise)) / lax.stop_gradient(jnp.where(slope > 0, slope, jnp.inf))
-    return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
+    return result.jump + jnp.where(result.breaks, move, 0.0)
 
 
 def _nodes_around(result: JumpSearch, jump: Float[Array, "J N"]) -> tuple[Float[Array, "K J N"], Float[Array, "K J N"]]:
