@@ -6,7 +6,7 @@ values but lose the rule, and a further derivative of that pass differentiates t
 a constant, and a rule that raises an error does not raise it. A checkpoint around the call defers the loss by one pass.
 A primitive keeps its rule.
 
-`lax.custom_root` and `jnp.linalg.pinv` are built on `jax.custom_jvp` and lose their rules, too: use `implicit_root` and
+`lax.custom_root` and `jnp.linalg.pinv` are built on `jax.custom_jvp` and lose their rules, too: use `with_root` and
 `pseudo_inverse`. A `custom_jvp` is safe where its body has the same derivatives as its rule.
 """
 

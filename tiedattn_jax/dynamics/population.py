@@ -231,7 +231,7 @@ class Risk(eqx.Module):
         A student that vanishes is exactly zero.
         """
         w = _descended(lax.stop_gradient(self).at, lax.stop_gradient(start))
-        return with_root(lambda w, risk: risk.slope(w), w, self, solve=_slope_undone)
+        return with_root(lambda w, risk: risk.slope(w), w, self, solve=_slope_solve)
 
     def at(self, w: Float[Array, " n"]) -> _Expansion:
         """Return the risk to second order in the free coordinates, in units of `unit`; see `without_rotations`."""
@@ -285,7 +285,7 @@ class Risk(eqx.Module):
         return change > jnp.finfo(v.dtype).eps ** 1.5 * size
 
 
-def _slope_undone(change: Float[Array, " n"], w: Float[Array, " n"], risk: Risk) -> Float[Array, " n"]:
+def _slope_solve(change: Float[Array, " n"], w: Float[Array, " n"], risk: Risk) -> Float[Array, " n"]:
     """Return the step that changes the slope of the risk at w by `change`, without rotations that change nothing."""
     linear = jax.linearize(risk.slope, w)[1]
 

@@ -371,6 +371,7 @@ def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: A
     def teacher() -> Array:
         whiten = inverse(cholesky(jnp.einsum("a,a,ast->st", law.weights, c, law.pi)))
         gram = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
+        # E sum_kl G_kl v_k v_l^T, with the teacher's normals v
         signal = jnp.einsum("nkl,nka,nlb,n->ab", G, data.normals, data.normals, data.weight)
         return largest_eigenvalue(gram, alpha * (signal - g * jnp.eye(t, dtype=V.dtype)))
 

@@ -296,9 +296,7 @@ def _newton_path(rs: FixedPoint, s: Float[Array, ""] | None, guess: _Neighbour |
             layout = _Layout(x, s_start, averages)
         problem = Equations1RSB(model, rs.alpha, layout.averages, free, jnp.asarray(s is None), state.train_loss)
         result = yield from fixed_point(problem, x, s_start, matrix)
-        if result is None or _trace_sum(result.x.q1 - result.x.q0) <= _MAX_GROWTH * _trace_sum(
-            layout.x.q1 - layout.x.q0
-        ):
+        if result is None or _traces(result.x.q1 - result.x.q0) <= _MAX_GROWTH * _traces(layout.x.q1 - layout.x.q0):
             break
         x, s_start, matrix = result.x, result.s, result.matrix
     return result
@@ -383,7 +381,7 @@ def _start(
     response = _START * (x.V - V)
     if s is None:
         s = _GROUND / state.train_loss
-        v = _trace_sum(response) / _trace_sum(x.V)
+        v = _traces(response) / _traces(x.V)
         from_elevation = v**2 * (1 - diagnostics.replicon) / (8 * diagnostics.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
     # Units of q keep q0 positive. With several columns the jumps may carry part of the response in one direction only.
@@ -395,7 +393,7 @@ def _start(
     return OneRSBOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
 
 
-def _trace_sum(a: Float[Array, "L r r"]) -> Float[Array, ""]:
+def _traces(a: Float[Array, "L r r"]) -> Float[Array, ""]:
     """Return the trace of a matrix of every token, summed over the tokens."""
     return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 

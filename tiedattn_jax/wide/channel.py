@@ -285,16 +285,19 @@ def score_prox(
 
 
 def _prox_energy(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, " N"]:
+    """Return V loss + |h - w|^2 / 2, which the proximal points minimise."""
     return V * at_nodes(_score_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
 
 def _prox_residual(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, "n N"]:
+    """Return the gradient of the energy."""
     return h - w + V * at_nodes(_score_gradient)(layer, h, y, shift)
 
 
 def _prox_solve(
     change: Array, h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array
 ) -> Float[Array, "n N"]:
+    """Return the steps that change the residual by `change`."""
     matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_score_hessian)(layer, h, y, shift)
     return ldl_solve(matrix, change[:, None])[:, 0]
 

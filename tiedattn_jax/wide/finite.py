@@ -100,13 +100,13 @@ def scores(x: Float[Array, "n L d"], S: Float[Array, "d d"]) -> Float[Array, "n 
 
 
 class WideTraining(WideNumbers, Result):
-    """A trained or inferred matrix of a wide layer, with its numbers.
-
-    The test error is an average over as many sentences as were trained on.
+    """A trained or inferred matrix of a wide layer.
 
     Attributes:
         S: the matrix, (d, d).
         alpha: sentences per squared dimension.
+        q, m, trace, train_loss, gen_error, energy, share, largest: its numbers, see `WideNumbers`. The test error is an
+            average over as many sentences as were trained on.
         offset: shift of the scores by the encodings, p_a^T S p_b / sqrt(d), (L, L).
         iterations: number of steps.
         status: `Status` as an integer.

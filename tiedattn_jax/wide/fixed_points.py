@@ -101,11 +101,8 @@ class _SearchSetting(NamedTuple):
             return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
         grows = curve.top > self.layer.tau
-        binds = (
-            None
-            if binds is None
-            else binds | (content & (P.share > self.layer.kappa * (1 + tolerance(_TOL, _ROUNDING, u))))
-        )
+        if binds is not None:
+            binds |= content & (P.share > self.layer.kappa * (1 + tolerance(_TOL, _ROUNDING, u)))
         return self.with_content(u, P), _Rules(content | grows, binds, on_boundary & (content | ~grows))
 
     def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
