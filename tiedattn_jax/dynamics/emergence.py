@@ -222,7 +222,7 @@ def emergence(
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
     if not is_concrete(R):
         R = jnp.where(jnp.allclose(R, R.T) & positive_definite(R), R, jnp.nan)
-    directions = jnp.zeros(directions_of(model) or most_directions(model), dtype)
+    directions = directions_of(model) or most_directions(model)
 
     is_random = jnp.asarray(0.0 if as_flag(orthogonal, "orthogonal") else 1.0, dtype)
 
@@ -240,7 +240,7 @@ def _fluctuation_runs(
     R: Float[Array, "r r"],
     is_random: Float[Array, ""],
     numbers: tuple[Array, Array, Array],
-    directions: Float[Array, " e"],
+    directions: int,
     rule: Rule,
     points: int,
     steps: int,

@@ -206,13 +206,12 @@ def most_directions(model: Model) -> int:
     return model.shape[0] if encodings is None else min(encodings.shape)
 
 
-def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
-    """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
+def encodings_on_directions(tau: Float[Array, "L L"], e: int) -> Float[Array, "L {e}"]:
+    """Return encodings on e orthonormal directions: P with ``P P^T = tau``.
 
     The derivative is for changes of tau that keep its rank.
     """
     values, vectors = jnp.linalg.eigh(lax.stop_gradient(tau))
-    e = directions.shape[0]
     P = vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
 
     def solve(change: Array, P: Array, tau: Array) -> Float[Array, "L e"]:

@@ -174,7 +174,7 @@ class Risk(eqx.Module):
     def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " 2"]) -> Risk:
         """Make the risk with encodings on as many directions as the nodes of the replicate have."""
         law, (_, r, t), e = span_of(model), model.shape, replicate.shape[1]
-        P, gamma = encodings_on_directions(law.tau, jnp.zeros(e, model.lam.dtype)), jnp.mean(law.gamma)
+        P, gamma = encodings_on_directions(law.tau, e), jnp.mean(law.gamma)
         sizes = jnp.concatenate([jnp.full(r * t, gamma), jnp.repeat(gamma + jnp.mean(P**2, 0), r)])
         is_free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
         return cls(model, kappa, replicate, P, lax.stop_gradient(sizes**-0.5), is_free)

@@ -205,13 +205,13 @@ class Convolution(NamedTuple):
         low, high = jnp.split(jnp.where(is_edge, edges, outer), 2)
         return low, high
 
-    def nodes(self, start: Float[Array, ""] | None = None, end: Float[Array, ""] | None = None) -> SpectrumNodes:
-        """Return the nodes between two places u; by default those of the whole spectrum.
+    def nodes(self, start: Float[Array, ""] | None = None) -> SpectrumNodes:
+        """Return the nodes above a place u; by default those of the whole spectrum.
 
         Every interval is integrated by Gauss-Legendre nodes in the angle theta of
         u = low + (high - low) (1 - cos theta) / 2, which makes the square roots at the edges smooth.
         """
-        low, high = (jnp.clip(a, start, end) for a in self.intervals())
+        low, high = (jnp.clip(a, start) for a in self.intervals())
         dtype = self.M.dtype
         x, weights = np.polynomial.legendre.leggauss(_NODES if low.size <= _FEW else _NODES_OF_MANY)
         angle = jnp.asarray((x + 1) * np.pi / 2, dtype)
