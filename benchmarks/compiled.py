@@ -41,7 +41,7 @@ from tiedattn_jax.base.files import write_whole
 from tiedattn_jax.base.results import Settings
 from tiedattn_jax.model.checks import needs
 from tiedattn_jax.rsb.fixed_points import ORDER, _lay, lines_1rsb
-from tiedattn_jax.rsb.newton import Problem, _look
+from tiedattn_jax.rsb.newton import Equations1RSB, _look
 from tiedattn_jax.theory.engine import _equations_all
 from tiedattn_jax.theory.equations import Equations
 from tiedattn_jax.theory.setting import branch_start
@@ -340,7 +340,7 @@ def _broken() -> Traceable:
     rule = lines_1rsb(model, ORDER, None, 2, 0)
     rs = ta.solve(model, 2.0, "semantic", rule)
     x, s, averages = _lay(rs, None, 0, rule.replicate(0))
-    problem = Problem(model, rs.alpha, averages, jnp.ones(2), jnp.asarray(True), rs.replicates.train_loss[0])
+    problem = Equations1RSB(model, rs.alpha, averages, jnp.ones(2), jnp.asarray(True), rs.replicates.train_loss[0])
     return _look, (problem, x, s, jnp.asarray(True))
 
 

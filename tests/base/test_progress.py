@@ -1,7 +1,6 @@
 """One protocol of progress: nothing, a bar, or a function that is told what is done and of how much."""
 
 import contextlib
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.base.progress import in_parts, one_search, reporter, silent
-from tiedattn_jax.dynamics.flow import refined
+from tiedattn_jax.dynamics.flow import Integrated, refined
 from tiedattn_jax.theory.engine import run
 from tiedattn_jax.theory.paths import Call
 
@@ -62,7 +61,7 @@ def test_runs_are_counted_until_one_is_resolved(statuses, least, most, expected,
 
     def run(count):
         steps.append(count)
-        return SimpleNamespace(status=np.array([CONVERGED, statuses[len(steps) - 1]]))
+        return Integrated(None, None, np.array([CONVERGED, statuses[len(steps) - 1]]))
 
     refined(run, least, most, tell)
     assert steps == expected and found == [*((k, k + 1) for k in range(total)), (total, total)]

@@ -56,7 +56,10 @@ def squares():
 @eqx.filter_jit
 def numbers_of(model, hats):
     """The overlaps, psi and its gradient, and the free entropy at alpha = 1.7 for an evidence of 0.9."""
-    x, (psi, slope) = channel.posterior(model, hats), jax.value_and_grad(lambda h: channel.prior(model, h))(hats)
+    x, (psi, slope) = (
+        channel.posterior(model, hats),
+        jax.value_and_grad(lambda h: channel.teacher_prior(model, h))(hats),
+    )
     return x, psi, slope, channel.free_entropy(model, jnp.asarray(1.7), x, hats, jnp.asarray(0.9))
 
 
@@ -77,7 +80,7 @@ def test_the_error_of_a_square_by_moments(squares):
     """Two draws of covariance rho and cross-covariance q have ``E(|y|^2 - |y'|^2)^2 = 4 tr(rho^2 - q^2)``."""
     x, *_ = numbers_of(squares, HATS)
     rule = ta.GaussHermite(6, replicates=2).rule(squares)
-    error = eqx.filter_jit(channel.gen_error)(squares, x, rule.replicate(0))
+    error = eqx.filter_jit(channel.posterior_error)(squares, x, rule.replicate(0))
     rho, q = np.asarray(squares.rho[0]), np.asarray(x.q[0])
     expected = float(squares.trace[0]) * np.trace(rho @ rho - q @ q)
     np.testing.assert_allclose(error, expected, rtol=1e-9)
@@ -134,7 +137,9 @@ def test_classes_collect_what_the_labels_say_of_their_tokens():
     split = Plain(spectrum=ta.SpectralLaw.of_classes([0.25] * 3, sentences, encodings=np.eye(2)))
     nodes, of_classes = (ta.Sobol(2**6, replicates=2).rule(m).replicate(0) for m in (plain, split))
     x, y = (channel.Posterior(*(jnp.full((size, 1, 1), a) for a in (0.1, 0.15))) for size in (2, 3))
-    tokens, classes = (eqx.filter_jit(channel.channel)(*case) for case in ((plain, x, nodes), (split, y, of_classes)))
+    tokens, classes = (
+        eqx.filter_jit(channel.label_channel)(*case) for case in ((plain, x, nodes), (split, y, of_classes))
+    )
     information, expected = np.asarray(tokens.information), np.zeros((3, 1, 1))
     curvature, in_classes = (eqx.filter_jit(_curvature)(*case) for case in ((plain, nodes), (split, of_classes)))
     curvature, collected = np.asarray(curvature)[:, 0, 0, :, 0, 0], np.zeros((3, 3))
@@ -146,7 +151,7 @@ def test_classes_collect_what_the_labels_say_of_their_tokens():
     np.testing.assert_allclose(classes.information, expected, rtol=1e-9)
     np.testing.assert_allclose(classes.log_evidence, tokens.log_evidence, rtol=1e-9)
     np.testing.assert_allclose(np.asarray(in_classes)[:, 0, 0, :, 0, 0], collected, rtol=1e-9)
-    errors = (eqx.filter_jit(channel.gen_error)(*case) for case in ((plain, x, nodes), (split, y, of_classes)))
+    errors = (eqx.filter_jit(channel.posterior_error)(*case) for case in ((plain, x, nodes), (split, y, of_classes)))
     np.testing.assert_allclose(*errors, rtol=1e-9)
 
 

@@ -115,7 +115,9 @@ def test_equations_are_gradients(model):
     law = ta.SpectralLaw.from_matrices(np.linspace([0.2, 0.5], [0.9, 0.3], 8).T, np.eye(2, 8), np.ones((8, 1)))
     several = ta.DotProduct(spectrum=law)
     hats, q = np.array([0.7, 1.9])[:, None, None], 0.4 * model.rho
-    x, slope = jax.jit(lambda h: (channel.posterior(several, h), jax.grad(partial(channel.prior, several))(h)))(hats)
+    x, slope = jax.jit(lambda h: (channel.posterior(several, h), jax.grad(partial(channel.teacher_prior, several))(h)))(
+        hats
+    )
     np.testing.assert_allclose(x.q, 2 * slope, rtol=1e-10)
     np.testing.assert_allclose(x.q + x.V, several.rho, rtol=1e-12)
 

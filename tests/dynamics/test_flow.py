@@ -10,7 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.dynamics import flow
-from tiedattn_jax.dynamics.emergence import _Coefficients, _integrated_covariance
+from tiedattn_jax.dynamics.emergence import _Coefficients, _covariances
 
 
 def exponential(x):
@@ -22,7 +22,7 @@ def exponential(x):
 def test_steps_have_the_fourth_order(points, steps):
     """A growth is a power of the exponential to fourth order, and a cubic velocity has an exact integral."""
     until = 1.2
-    path = flow.integrated(lambda s: (s[0], s[2] ** 3, 1.0), (1.0, 0.5, 0.0), jnp.asarray(until), points, steps)
+    path = flow.integrated(lambda s: (s[0], s[2] ** 3, 1.0), (1.0, 0.5, 0.0), jnp.asarray(until), points, steps)[0]
     times = np.linspace(0, until, points)
     factor = exponential(until / ((points - 1) * steps))
     np.testing.assert_allclose(path[0], factor ** (steps * np.arange(points)), rtol=1e-12)
@@ -32,7 +32,7 @@ def test_steps_have_the_fourth_order(points, steps):
 
 def test_covariances_are_integrated_to_fourth_order():
     """A decay is a power of the exponential, a cubic noise has an exact integral, and a matrix acts from both sides."""
-    integrated = jax.jit(_integrated_covariance)
+    integrated = jax.jit(_covariances)
 
     def end(drift, noise, start, h):
         return np.asarray(integrated(_Coefficients(drift, noise), start, h))[1]
@@ -80,11 +80,12 @@ def test_directions_of_encodings(encodings, directions):
 def test_encodings_on_their_directions():
     """They have the inner products of the encodings, in the directions of the largest ones first to be kept."""
     p = np.random.default_rng(0).standard_normal((3, 2))
-    tau, change, on = p @ p.T, p @ np.array([[0.3, 0.1], [0.1, -0.2]]) @ p.T, jax.jit(flow.encodings_on_directions)
-    P, slope = map(np.asarray, jax.jvp(lambda tau: on(tau, np.zeros(2)), (tau,), (change,)))
+    tau, change = p @ p.T, p @ np.array([[0.3, 0.1], [0.1, -0.2]]) @ p.T
+    on = jax.jit(flow.encodings_on_directions, static_argnums=1)
+    P, slope = map(np.asarray, jax.jvp(lambda tau: on(tau, 2), (tau,), (change,)))
     np.testing.assert_allclose(P @ P.T, tau, atol=1e-12)
     np.testing.assert_allclose(slope @ P.T + P @ slope.T, change, atol=1e-12)
-    three = np.asarray(on(tau, np.zeros(3)))
+    three = np.asarray(on(tau, 3))
     np.testing.assert_allclose(three @ three.T, tau, atol=1e-12)
     np.testing.assert_array_equal(flow.is_direction(jnp.asarray(three)), [0, 1, 1])
     few = jnp.array([[1.0, 1e-2, 1e-4], [1.0, 0.0, 0.0]])

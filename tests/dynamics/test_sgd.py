@@ -16,7 +16,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import indexed
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.dynamics import crossings, flow
-from tiedattn_jax.dynamics.sgd import CROSSINGS, _fastest_growth, _relative, _student
+from tiedattn_jax.dynamics.sgd import CROSSINGS, _fastest_growth, _largest_change, _student
 from tiedattn_jax.theory.observables import gen_error_in
 
 START, D = (0.5, 0.15, 0.15), 6
@@ -169,7 +169,7 @@ def test_a_student_in_six_dimensions():
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(student, name), value, rtol=1e-10, err_msg=name)
     # A change of the moments counts relative to the lengths of student, teacher and encodings.
-    relative = eqx.filter_jit(_relative)
+    relative = eqx.filter_jit(_largest_change)
     moments = [np.full((D, 3, n), size) for n, size in ((3, 4.0), (2, 1.0), (2, 1.0))]
     for k, size in enumerate(np.max(np.abs(a)) ** 0.5 for a in (moments[0], law.pi, law.tau)):
         change = [0 * a for a in moments]

@@ -58,7 +58,7 @@ class Valley:
 
     def problem(self, k=0, ground=True):
         """The problem of a replicate, which stands in for its averages."""
-        return newton.Problem(
+        return newton.Equations1RSB(
             self.rs.model, self.rs.alpha, k, jnp.array([0.0, 1.0]), jnp.asarray(ground),
             self.rs.replicates.train_loss[k],
         )  # fmt: skip
@@ -77,7 +77,9 @@ class Valley:
         rows = np.append(sizes[:-1], self.elevation)
         loss = np.asarray(problem.rs_loss) + lift
         slopes = jax.tree.map(lambda a: (problem.averages + 1.0) * np.ones_like(a), problem.model)
-        return newton.Look(v, residual, matrix, sizes, rows, loss, slopes, np.asarray(2.0), np.asarray(-u * lift), x)
+        return newton.Residuals(
+            v, residual, matrix, sizes, rows, loss, slopes, np.asarray(2.0), np.asarray(-u * lift), x
+        )
 
     def answer(self, call):
         if call.function is newton._look:

@@ -127,7 +127,7 @@ def in_closed_form(monkeypatch, fresh_programs):
         model, (q1, q0, V, log_s) = TwoColumns(lam=jnp.asarray(lam)), _GROUND
         x = OneRSBOverlaps(q1[None], q0[None], V[None], jnp.zeros((1, 2, 1)), jnp.zeros((1, 2)))
         no_averages = Averages((), (), ())
-        problem = newton.Problem(model, jnp.asarray(alpha), no_averages, jnp.zeros(2), s is None, 0.013919103)
+        problem = newton.Equations1RSB(model, jnp.asarray(alpha), no_averages, jnp.zeros(2), s is None, 0.013919103)
         return run_one(newton.fixed_point(problem, x, jnp.exp(log_s) if s is None else jnp.asarray(s), None))
 
     return solved
@@ -221,7 +221,7 @@ def _solutions(rs, *residuals):
         x = OneRSBOverlaps(x.q, (0.9 - 0.1 * k) * x.q, x.V, x.theta, x.m)
         slopes = jax.tree.map(lambda a, k=k: (k + 1.0) * np.ones_like(a), ta.DotProduct())
         numbers = np.array([0.005 + 1e-3 * k, 2.0 + k, 1e-4 * (k + 1)])
-        look = newton.Look(*[None] * 5, numbers[0], slopes, *numbers[1:], x)
+        look = newton.Residuals(*[None] * 5, numbers[0], slopes, *numbers[1:], x)
         found[k] = Solution(None, x, jnp.asarray(500.0 + k), look, residual, None)
     return found
 

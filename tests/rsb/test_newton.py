@@ -23,7 +23,7 @@ def test_a_step_is_halved_until_it_lies_in_the_domain(moved, size, cut):
     v, move = (np.asarray(newton.coordinates(a, s)[0]) for a in (x, end))
     move = move - v
     free, held = (
-        newton.Problem(ta.DotProduct(), None, None, jnp.asarray(free), True, None).step_from(x, s, move)
+        newton.Equations1RSB(ta.DotProduct(), None, None, jnp.asarray(free), True, None).step_from(x, s, move)
         for free in ((1.0, 1.0), (0.0, 0.0))
     )
     np.testing.assert_allclose(newton.coordinates(*free)[0], v + cut * move, rtol=1e-12)

@@ -21,7 +21,9 @@ from tiedattn_jax.theory import potentials as rs_potentials
 
 S = jnp.asarray(500.0)
 # One program each instead of one for every operation.
-free_energy, overlaps, prior = map(eqx.filter_jit, (potentials.free_energy, potentials.overlaps, potentials.prior))
+free_energy, overlaps, prior = map(
+    eqx.filter_jit, (potentials.free_energy_1rsb, potentials.overlaps_1rsb, potentials.prior_1rsb)
+)
 
 
 def _state(q1, q0, V):
@@ -169,13 +171,13 @@ def test_the_equations_make_the_free_energy_stationary(rank, random_hats):
 
     @jax.jit
     def slopes(hats):
-        x = potentials.overlaps(model, hats, s)
+        x = potentials.overlaps_1rsb(model, hats, s)
         images = [
-            potentials.conjugates(alpha, s, jax.grad(channel)(x), free)
+            potentials.conjugates_1rsb(alpha, s, jax.grad(channel)(x), free)
             for free in jnp.array([[1, 1], [0, 1], [1, 0.0]])
         ]
-        by_hats = jax.grad(lambda hats: potentials.free_energy(model, alpha, x, hats, s, jnp.zeros(())))(hats)
-        by_x = jax.grad(lambda x: potentials.free_energy(model, alpha, x, images[0], s, channel(x)))(x)
+        by_hats = jax.grad(lambda hats: potentials.free_energy_1rsb(model, alpha, x, hats, s, jnp.zeros(())))(hats)
+        by_x = jax.grad(lambda x: potentials.free_energy_1rsb(model, alpha, x, images[0], s, channel(x)))(x)
         return by_hats, by_x, images, x.V
 
     by_hats, by_x, (image, *held), V = slopes(random_hats(rank))

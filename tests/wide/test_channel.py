@@ -85,7 +85,7 @@ def test_a_student_that_knows_the_teacher_has_no_field_of_its_own():
 
     @jax.jit
     def student(q, m, rho):
-        return jax.jvp(lambda q: channel.fields(nodes, q, m, rho)[0], (q,), (jnp.ones_like(q),))
+        return jax.jvp(lambda q: channel.score_fields(nodes, q, m, rho)[0], (q,), (jnp.ones_like(q),))
 
     for q in (0.98, 0.9799999):
         field, slope = student(q, 0.7, 0.5)
@@ -94,7 +94,7 @@ def test_a_student_that_knows_the_teacher_has_no_field_of_its_own():
 
 
 def test_directions_in_which_encodings_shift_the_scores():
-    nodes, directions = at_random(2, 2), jax.jit(channel.directions)
+    nodes, directions = at_random(2, 2), jax.jit(channel.shift_directions)
     long = directions(layer(encodings="long"), nodes)
     np.testing.assert_array_equal(long, np.broadcast_to(np.eye(2)[..., None], (2, 2, 6)))
     assert directions(layer(), nodes).shape == (2, 0, 6)
@@ -110,7 +110,7 @@ def test_averages_are_those_of_proximal_points_found_otherwise():
     q, m, V, rho, weight = 1.1, 0.6, 3.0, 1.5 + 0.2, np.asarray(nodes.weight)
     y = np.sqrt(rho) * np.asarray(nodes.teacher).T
     w = m / rho * y + np.sqrt(q - m**2 / rho) * np.asarray(nodes.student).T
-    D = np.asarray(jax.jit(channel.directions)(model, nodes))[:, 0].T
+    D = np.asarray(jax.jit(channel.shift_directions)(model, nodes))[:, 0].T
     loss, slope, bend = (
         jax.jit(jax.vmap(derive(lambda h, y: model.node_loss(h, y)))) for derive in (lambda f: f, jax.grad, jax.hessian)
     )
@@ -140,7 +140,7 @@ def test_averages_are_those_of_proximal_points_found_otherwise():
         "margin": np.min(np.linalg.det(np.eye(2) + V * np.asarray(bend(h + spike * D, y)))),
     }
 
-    averages = jax.jit(lambda model, q, m, V, t: channel.averages(model, nodes, q, m, V, t))
+    averages = jax.jit(lambda model, q, m, V, t: channel.channel_averages(model, nodes, q, m, V, t))
     at = (model, jnp.asarray(q), jnp.asarray(m), jnp.asarray(V), jnp.array([spike]))
     found, places = averages(*at)
     np.testing.assert_allclose(places.T, h, atol=1e-9)
@@ -153,9 +153,9 @@ def test_averages_are_those_of_proximal_points_found_otherwise():
     for name in ("moreau", "train_loss", "force"):
         difference = (getattr(ends[0], name) - getattr(ends[1], name)) / 2e-5
         np.testing.assert_allclose(getattr(slope_of, name), difference, rtol=1e-6, err_msg=name)
-    answer = jax.jit(channel.response)(model, places, y.T, V, spike * D.T)
-    np.testing.assert_allclose(answer.gradient, g.T, atol=1e-9)
-    np.testing.assert_allclose(answer.information, -np.mean(np.trace(by_w, axis1=1, axis2=2)), rtol=1e-6)
+    message, information = jax.jit(channel.response)(model, places, y.T, V, spike * D.T)
+    np.testing.assert_allclose(message, g.T, atol=1e-9)
+    np.testing.assert_allclose(information, -np.mean(np.trace(by_w, axis1=1, axis2=2)), rtol=1e-6)
 
 
 def test_the_test_error_has_no_noise():
@@ -172,7 +172,7 @@ def test_a_second_start_takes_the_lower_point_and_counts_where_both_differ():
     """A search from the student's fields ends in the well where they are."""
     model, V = Wells(teacher=ta.wide.Wishart(0.5), tau=0.05, tokens=1), np.asarray(3.0)
     own, w, weight = 0.1 + np.sqrt(1.5), np.array([[0.6, 0.6, -0.6, 0.1, 0.1]]), np.array([0.4, 0.3, 0.2, 0.07, 0.03])
-    nodes, prox = nodes_of(w, 0 * w, np.zeros((0, 5)), weight), jax.jit(channel.prox)
+    nodes, prox = nodes_of(w, 0 * w, np.zeros((0, 5)), weight), jax.jit(channel.score_prox)
     right, left = (np.asarray(prox(model, w, 0 * w, V, np.zeros((1, 1)), np.full_like(w, h))) for h in (0.7, -0.7))
     assert np.all(right > 0.5) and np.all(left < -0.5)
     # The same well, the lower one, the higher one, and places beside the own well, too far from it and near.

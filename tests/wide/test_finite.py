@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.wide.finite import _report, scores
+from tiedattn_jax.wide.finite import _training_of, scores
 
 layer = partial(ta.wide.DotProduct, tau=0.05)
 KEY = jax.random.key(0)
@@ -163,7 +163,8 @@ def test_numbers_of_a_matrix(few):
     data = eqx.tree_at(lambda data: data.encodings, few, jnp.asarray(p))
     n, key, model = len(few.x), jax.random.key(3), layer()
     found, bad = (
-        _report(model, data, jnp.asarray(A), jnp.asarray(7), jnp.asarray(2), key) for A in (S, np.full((6, 6), np.nan))
+        _training_of(model, data, jnp.asarray(A), jnp.asarray(7), jnp.asarray(False), key)
+        for A in (S, np.full((6, 6), np.nan))
     )
     losses = np.asarray(losses_of(S, data))
     expected = {

@@ -11,8 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.phases.table import Missing, Table
-from tiedattn_jax.wide.instances import WideNumbers
-from tiedattn_jax.wide.states import WideState
+from tiedattn_jax.wide.states import WideNumbers, WideState
 
 MIXING = [[0.8, 0.2], [0.3, 0.7]]
 ALPHAS, TAUS = [0.01, 1.0], [0.1, 0.2]  # the onset is at .0233 and .0709

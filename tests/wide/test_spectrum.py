@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tiedattn_jax.wide.laws import Eigenvalues, Wishart
-from tiedattn_jax.wide.spectrum import convolution, prior, stability
+from tiedattn_jax.wide.spectrum import convolution, spectral_prior, stability
 
 LAWS = {
     "few": Wishart(0.5),
@@ -25,7 +25,7 @@ def at(law, M, N, tau):
     """The largest eigenvalue of Y, the height of the place of tau above the axis, the prior, and its stability."""
     curve = convolution(law, M, N)
     place = curve.place(tau)
-    return curve.top, place.imag, prior(curve, tau, place), stability(curve, tau, place)
+    return curve.top, place.imag, spectral_prior(curve, tau, place), stability(curve, tau, place)
 
 
 @jax.jit
@@ -117,7 +117,12 @@ def test_the_closed_form_agrees_with_its_quantiles():
 def above_quantile(law, M, N, share):
     curve = convolution(law, M, N)
     place = curve.quantile(share)
-    return prior(curve, jnp.asarray(0.01), place), curve.above(place), place.imag, curve.nodes(place.real).weight.sum()
+    return (
+        spectral_prior(curve, jnp.asarray(0.01), place),
+        curve.above(place),
+        place.imag,
+        curve.nodes(place.real).weight.sum(),
+    )
 
 
 @pytest.mark.full
@@ -148,7 +153,7 @@ def test_an_evaluation_costs_some_hundred_numbers_for_every_eigenvalue(binds):
     def by_M(values, M, N, tau, kappa):
         curve = convolution(Eigenvalues(values), M, N)
         place = curve.first_place(tau, kappa, binds if binds is None else jnp.asarray(binds))
-        return prior(curve, tau, place).by_M + stability(curve, tau, place)
+        return spectral_prior(curve, tau, place).by_M + stability(curve, tau, place)
 
     d = 4096
     program = jax.make_jaxpr(jax.grad(by_M))(jnp.ones(d), 0.3, 0.01, 0.1, 0.2)

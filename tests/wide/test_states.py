@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 import tiedattn_jax as ta
 from tiedattn_jax.wide import channel, fixed_points, states
-from tiedattn_jax.wide.spectrum import convolution, prior
+from tiedattn_jax.wide.spectrum import convolution, spectral_prior
 
 MIXING = [[0.8, 0.2], [0.3, 0.7]]
 NAMES = "q m V Lam M N trace train_loss gen_error distance share largest energy replicon"
@@ -153,9 +153,9 @@ def potential_at(state, model, alpha, nodes):
     @jax.value_and_grad
     def potential(x):
         q, m, V, Lam, M, N = x[:6]
-        A, _ = channel.averages(model, nodes, q, m, V, x[6:])
+        A, _ = channel.channel_averages(model, nodes, q, m, V, x[6:])
         curve = convolution(model.teacher, M, N)
-        phi = prior(curve, model.tau, curve.place(model.tau)).phi
+        phi = spectral_prior(curve, model.tau, curve.place(model.tau)).phi
         return alpha * A.moreau - phi / Lam + M * m + N * V - Lam * q / 2
 
     x = np.array([state.q, state.m, state.V, state.Lam, state.M, state.N, *state.offset])
@@ -182,7 +182,7 @@ def test_derivatives_of_a_state(state):
     by_model, by_alpha = jax.jit(jax.grad(energy, (0, 1)))(state.model, jnp.asarray(1.0))
     np.testing.assert_allclose(by_model.tau, state.trace, rtol=1e-4)  # the energy is stationary
     nodes = first(channel.wide_nodes(state.model, None))
-    A = channel.averages(state.model, nodes, state.q, state.m, state.V, jnp.zeros(0))[0]
+    A = channel.channel_averages(state.model, nodes, state.q, state.m, state.V, jnp.zeros(0))[0]
     np.testing.assert_allclose(by_alpha, A.moreau, rtol=1e-4)
     h = 1e-4
     for name, value in (("beta", 1.0), ("noise", 0.1)):
@@ -370,14 +370,16 @@ def test_two_starts_find_the_lowest_proximal_points(V):
     model = layer()
     nodes = first(channel.wide_nodes(model, ta.Sobol(2**11)))
     q, m, V = (jnp.asarray(number) for number in (1.2, 0.3, V))
-    w, y = channel.fields(nodes, q, m, model.teacher.rho)
+    w, y = channel.score_fields(nodes, q, m, model.teacher.rho)
     shift = jnp.zeros((2, 1))
 
     def energy(h):
-        return np.asarray(V * channel.at_nodes(channel._loss)(model, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0))
+        return np.asarray(
+            V * channel.at_nodes(channel._score_loss)(model, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
+        )
 
-    search = jax.jit(lambda start: channel.prox(model, w, y, V, shift, jnp.broadcast_to(start[:, None], w.shape)))
-    from_zero = channel.prox(model, w, y, V, shift, jnp.zeros_like(w))
+    search = jax.jit(lambda start: channel.score_prox(model, w, y, V, shift, jnp.broadcast_to(start[:, None], w.shape)))
+    from_zero = channel.score_prox(model, w, y, V, shift, jnp.zeros_like(w))
     lowest, weight = channel.second_start(model, nodes, q, m, V, jnp.zeros(0), from_zero)
     others = [energy(search(jnp.array([a, b]))) for a in (-4.0, 0.0, 4.0) for b in (-4.0, 0.0, 4.0)]
     np.testing.assert_allclose(energy(lowest), np.min([energy(from_zero), *others], 0), atol=1e-9)
@@ -485,8 +487,8 @@ def report(model, u, residual, jumps):
     """The state at the unknowns u, on eight nodes."""
     nodes = jax.tree.map(lambda a: a[0, ..., :8], channel.wide_nodes(model, ta.Sobol(16, replicates=1)))
     rules = fixed_points._Rules(jnp.asarray(True), None, jnp.asarray(False))
-    setting = fixed_points._Setting(model, jnp.asarray(0.7), nodes, jnp.zeros_like(nodes.student), rules)
-    return fixed_points._report(u, setting, residual, jumps)
+    setting = fixed_points._SearchSetting(model, jnp.asarray(0.7), nodes, jnp.zeros_like(nodes.student), rules)
+    return fixed_points._state_at(u, setting, residual, jumps)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ values but lose the rule, and a further derivative of that pass differentiates t
 a constant, and a rule that raises an error does not raise it. A checkpoint around the call defers the loss by one pass.
 A primitive keeps its rule.
 
-`lax.custom_root` and `jnp.linalg.pinv` are built on `jax.custom_jvp` and lose their rules, too: use `implicit_root` and
+`lax.custom_root` and `jnp.linalg.pinv` are built on `jax.custom_jvp` and lose their rules, too: use `with_root` and
 `pseudo_inverse`. A `custom_jvp` is safe where its body has the same derivatives as its rule.
 """
 
@@ -63,22 +63,27 @@ def instantiated(primals: PyTree, tangents: PyTree) -> PyTree:
     return jax.tree.map(lambda a, d: jnp.zeros_like(a) if d is None else d, primals, tangents)
 
 
+# Returns the x with ``(d fn / dz) x = change`` from the change, the root z and the other arguments of fn.
+RootSolve = Callable[..., Array]
+
+
 def with_root(
-    fn: Callable[..., Array], z: Float[Array, "*z"], *args: PyTree, slope: Callable[..., Array] | None = None
+    fn: Callable[..., Array], z: Float[Array, "*z"], *args: PyTree, solve: RootSolve | None = None
 ) -> Float[Array, "*z"]:
-    """Return a root z of ``fn(z, *args)`` that a search found, element by element, with its implicit derivatives.
+    """Return a root z of ``fn(z, *args)`` that a search found, with its implicit derivatives.
 
     Args:
-        fn: a function of its arguments alone; like `slope`, it must not hold what jax traces.
-        slope: ``slope(z, *args)`` is the derivative of `fn` in z, if it is known in closed form.
+        fn: a function of its arguments alone; like `solve`, it must not hold what jax traces.
+        solve: ``solve(change, z, *args)`` returns the x with ``(d fn / dz) x = change``. By default it divides by the
+            slope of `fn`, element by element.
     """
 
     def rule(primals: tuple, tangents: tuple) -> Float[Array, "*z"]:
         z, *args = primals
         change = derivative_along(lambda *args: fn(z, *args), tuple(args), tangents[1:])
-        if slope is None:
+        if solve is None:
             return -change / jax.jvp(lambda z: fn(z, *args), (z,), (jnp.ones_like(z),))[1]
-        return -change / slope(z, *args)
+        return -solve(change, z, *args)
 
     return with_tangent(rule)(lax.stop_gradient(z), *args)
 
@@ -98,14 +103,11 @@ class Closure(eqx.Module):
 
 def implicit_root(fn: Closure, z: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """Return a root z of ``fn(z)`` that a search found, a number or a vector, with its implicit derivatives."""
-    return _moving_root(lax.stop_gradient(z), fn)
 
+    def solve(change: Array, z: Array, fn: Closure) -> Array:
+        return jnp.linalg.solve(jax.jacfwd(fn)(z), change)
 
-@with_tangent
-def _moving_root(primals: tuple, tangents: tuple) -> Float[Array, "*n"]:
-    z, fn = primals
-    change, slope = derivative_along(lambda fn: fn(z), (fn,), tangents[1:]), jax.jacfwd(fn)(z)
-    return -jnp.linalg.solve(slope, change) if z.ndim else -change / slope
+    return with_root(lambda z, fn: fn(z), z, fn, solve=solve if z.ndim else None)
 
 
 def bisected_root(fn: Callable[[Array], Array], low: Float[Array, ""], high: Float[Array, ""]) -> Float[Array, ""]:

@@ -84,7 +84,7 @@ class Channel(NamedTuple):
 
 
 @precise
-def prior(model: Model, hats: Float[Array, "S t t"]) -> Float[Array, ""]:
+def teacher_prior(model: Model, hats: Float[Array, "S t t"]) -> Float[Array, ""]:
     """Compute ``psi = 1/2 E[tr(pi S) - log det(1 + pi S)]`` over the atoms of the spectrum."""
     law = model.law()
     product = law.pi @ jnp.einsum("kl,lab->kab", law.gamma, hats)
@@ -94,7 +94,7 @@ def prior(model: Model, hats: Float[Array, "S t t"]) -> Float[Array, ""]:
 
 @precise
 def posterior(model: Model, hats: Float[Array, "S t t"]) -> Posterior:
-    """Return the order parameters at the conjugates: q is twice the gradient of `prior`, and V = rho - q.
+    """Return the order parameters at the conjugates: q is twice the gradient of `teacher_prior`, and V = rho - q.
 
     Both are computed without a difference, so that neither a small q nor a small V loses digits.
     """
@@ -110,7 +110,7 @@ def solve_general(a: Float[Array, "... t t"], b: Float[Array, "... t t"]) -> Flo
     return b / a if a.shape[-1] == 1 else jnp.linalg.solve(a, b)
 
 
-def channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
+def label_channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
     """Average over the labels, on the nodes of a replicate; with several kinds of sentences over these as well."""
 
     def block_sums(model: Model, block: Any) -> Channel:
@@ -129,14 +129,14 @@ def channel(model: Model, x: Posterior, replicate: Replicate) -> Channel:
 
 
 def sign_channel(model: Model, x: Posterior, noise: Float[Array, ""]) -> Channel:
-    """Return `channel` in closed form for labels that give the teacher's fields up to a common sign."""
+    """Return `label_channel` in closed form for labels that give the teacher's fields up to a common sign."""
     L = model.shape[0]
     q, W = jnp.mean(x.q), jnp.mean(x.V) + noise
     information = sign_information(L, q / W) / (L * W)
     return Channel(jnp.broadcast_to(information, x.q.shape), sign_evidence(L, q / W, W))
 
 
-def gen_error(model: Model, x: Posterior, replicate: Replicate) -> Float[Array, ""]:
+def posterior_error(model: Model, x: Posterior, replicate: Replicate) -> Float[Array, ""]:
     """Compute the test error of the optimal predictor, ``E 1/2 tr[(T - E[T | w]) D (T - E[T | w])^T]``.
 
     It is half the mean squared difference of the targets of two draws of the teacher's fields from the same posterior.
@@ -163,7 +163,7 @@ def free_entropy(
     model: Model, alpha: Float[Array, ""], x: Posterior, hats: Float[Array, "S t t"], evidence: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Compute the free entropy per dimension, up to a constant of the target times alpha."""
-    return -0.5 * jnp.sum(hats * x.q) + prior(model, hats) + alpha * evidence
+    return -0.5 * jnp.sum(hats * x.q) + teacher_prior(model, hats) + alpha * evidence
 
 
 def chi_rule(L: int, reach: Float[Array, ""], order: int) -> tuple[Float[Array, " {order}"], Float[Array, " {order}"]]:

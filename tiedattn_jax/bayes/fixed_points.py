@@ -30,7 +30,7 @@ from ..model.checks import CHANCE, check_provides, needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import OrderNumber, symmetric
 from ..theory.solve import check_alpha
-from .channel import Channel, Posterior, channel, free_entropy, gen_error, posterior, sign_channel
+from .channel import Channel, Posterior, free_entropy, label_channel, posterior, posterior_error, sign_channel
 
 _TOL = 1e-11  # relative change of the conjugates in a step of the map at which a search ends
 _MAX_STEPS = 400
@@ -181,7 +181,7 @@ def solve(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
 
     def state(name: str) -> BayesState:
         size = jnp.asarray(STARTS[name], alpha.dtype)
-        return lane_by_lane(_states)(model, alpha, rule, size, has_closed_form(model))
+        return lane_by_lane(_bayes_states)(model, alpha, rule, size, has_closed_form(model))
 
     if start is not None:
         return BayesPoint(model, alpha, state(start), None, start)
@@ -243,9 +243,9 @@ def _requirements(model: Model) -> list[tuple[Array, str, Any, str]]:
     learner = "the Bayes-optimal learner"
     return [
         (jnp.abs(mean) <= 1e-6, "law.cross", mean, f"zero for classes: {learner} needs teacher's fields of mean zero"),
-        (cosine < CHANCE, "law.cross", f"cosines up to {_shown(cosine)}",
+        (cosine < CHANCE, "law.cross", f"cosines up to {_digits(cosine)}",
          f"zero up to chance: {learner} knows the encodings, and so the teacher along them"),
-        (scatter <= _SAME_PI, "law.pi", f"relative differences up to {_shown(scatter)}",
+        (scatter <= _SAME_PI, "law.pi", f"relative differences up to {_digits(scatter)}",
          f"the same at all atoms: {learner} does not know the entries of a drawn teacher, nor which ones of a sparse "
          "teacher are zero. Pass the law with their mean, and cross zero"),
         (jnp.max(jnp.abs(slope)) * model.field_scale > 1e-6, "model.target", "a constant",
@@ -259,7 +259,7 @@ def _requirements(model: Model) -> list[tuple[Array, str, Any, str]]:
     ]  # fmt: skip
 
 
-def _shown(value: Array) -> str:
+def _digits(value: Array) -> str:
     return f"{value:.2g}" if is_concrete(value) else ""
 
 
@@ -320,28 +320,27 @@ def averages_of(model: Model, nodes: AnyNodes) -> Rule:
 
 
 @program
-def _states(model: Model, alpha: Array, rule: Rule, start: Array, closed_form: bool) -> BayesState:
+def _bayes_states(model: Model, alpha: Array, rule: Rule, start: Array, closed_form: bool) -> BayesState:
     noise, spacing = noise_of(model), jax.eval_shape(_label, model).spacing
+    of_all = (
+        _fixed_point(model, alpha, start, lambda x: sign_channel(model, x, noise), alike=True) if closed_form else None
+    )
 
-    def state(replicate: Replicate, solution: _Solution) -> BayesState:
+    def state(replicate: Replicate) -> BayesState:
+        solution = of_all or _fixed_point(model, alpha, start, lambda x: label_channel(model, x, replicate))
         x, hats = posterior(model, solution.hats), solution.hats
-        averages = sign_channel(model, x, noise) if closed_form else channel(model, x, replicate)
+        averages = sign_channel(model, x, noise) if closed_form else label_channel(model, x, replicate)
         entropy = free_entropy(model, alpha, x, hats, averages.log_evidence)
         entropy = jnp.where(solution.is_perfect, jnp.inf, entropy)
         is_coarse = jnp.min(jnp.linalg.eigvalsh(x.V)) <= (_RESOLUTION * spacing) ** 2 * jnp.max(model.rho)
         status = jnp.where((spacing > 0) & is_coarse, Status.unresolved, solution.status)
         x = either(solution.is_zero, Posterior(0 * x.q, x.q + x.V), x)
         # The roots that the error needs have no derivative at V = 0.
-        error = jnp.where(solution.is_perfect, 0.0, gen_error(model, x, replicate))
+        error = jnp.where(solution.is_perfect, 0.0, posterior_error(model, x, replicate))
         x = either(solution.is_perfect, Posterior(x.q + x.V, 0 * x.V), x)
         return BayesState(x.q, x.V, hats, error, entropy, solution.residual, status)
 
-    if closed_form:
-        solution = _search(model, alpha, start, lambda x: sign_channel(model, x, noise), alike=True)
-        return rule.each(lambda replicate: state(replicate, solution))
-    return rule.each(
-        lambda replicate: state(replicate, _search(model, alpha, start, lambda x: channel(model, x, replicate)))
-    )
+    return rule.each(state)
 
 
 class _Solution(NamedTuple):
@@ -353,7 +352,7 @@ class _Solution(NamedTuple):
 
 
 @precise
-def _search(
+def _fixed_point(
     model: Model, alpha: Array, start: Array, averages: Callable[[Posterior], Channel], *, alike: bool = False
 ) -> _Solution:
     """Return the fixed point of ``qhat = alpha E[g g^T]`` that a start leads to, with its implicit derivatives.
@@ -373,35 +372,34 @@ def _search(
         information = averages(posterior(model, conjugates(v))).information
         return alpha * information[: shape[0]].ravel() - v
 
-    def iterate(change: Callable[[Array], Array], first: Array) -> tuple[Array, Array, Array]:
-        def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            v, _, count = s
-            J, r = jax.jacfwd(lambda v: (change(v),) * 2, has_aux=True)(v)
-            size = jnp.linalg.norm(v)
-            newton = -jnp.linalg.solve(J, r)
-            # Where the map contracts, Newton's step has the direction of the map's; elsewhere the map leads away from
-            # an unstable state, and its steps are made longer.
-            contracts = (jnp.vdot(newton, r) > 0) & jnp.all(jnp.isfinite(newton))
-            length = jnp.linalg.norm(r) / size
-            is_far = (size < _FAR[0] * unit) | (size > _FAR[1] * unit)
-            step = jnp.where(contracts, newton, r * jnp.maximum(1.0, jnp.where(is_far, _FAR_GROWTH, _GROWTH) / length))
-            longest = jnp.where(is_far & ~contracts, _FAR_GROWTH, _CUT)
-            step = step * jnp.minimum(1.0, longest * size / jnp.linalg.norm(step))
-            # The image of the map is positive definite; other steps may lead to conjugates that are not.
-            step = jnp.where(positive_definite(symmetric((v + step).reshape(shape))), step, r)
-            ended = length <= tol
-            return jnp.where(ended, v, v + step), length, count + 1
-
-        def unfinished(s: tuple[Array, Array, Array]) -> Array:
-            size = jnp.linalg.norm(s[0]) / unit
-            return (s[1] > tol) & (s[2] < _MAX_STEPS) & (size > _ZERO) & (size < _PERFECT)
-
-        v, length, _ = lax.while_loop(unfinished, body, (first, jnp.asarray(jnp.inf, dtype), jnp.asarray(0)))
-        return v, length, jnp.linalg.norm(v) / unit
-
     first = (start * unit * jnp.broadcast_to(jnp.eye(t, dtype=dtype), shape)).ravel()
     closed = Closure(change, first)
-    v, length, size = iterate(lax.stop_gradient(closed), first)
+    frozen = lax.stop_gradient(closed)
+
+    def body(s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        v, _, count = s
+        J, r = jax.jacfwd(lambda v: (frozen(v),) * 2, has_aux=True)(v)
+        size = jnp.linalg.norm(v)
+        newton = -jnp.linalg.solve(J, r)
+        # Where the map contracts, Newton's step has the direction of the map's; elsewhere the map leads away from
+        # an unstable state, and its steps are made longer.
+        contracts = (jnp.vdot(newton, r) > 0) & jnp.all(jnp.isfinite(newton))
+        length = jnp.linalg.norm(r) / size
+        is_far = (size < _FAR[0] * unit) | (size > _FAR[1] * unit)
+        step = jnp.where(contracts, newton, r * jnp.maximum(1.0, jnp.where(is_far, _FAR_GROWTH, _GROWTH) / length))
+        longest = jnp.where(is_far & ~contracts, _FAR_GROWTH, _CUT)
+        step = step * jnp.minimum(1.0, longest * size / jnp.linalg.norm(step))
+        # The image of the map is positive definite; other steps may lead to conjugates that are not.
+        step = jnp.where(positive_definite(symmetric((v + step).reshape(shape))), step, r)
+        ended = length <= tol
+        return jnp.where(ended, v, v + step), length, count + 1
+
+    def unfinished(s: tuple[Array, Array, Array]) -> Array:
+        size = jnp.linalg.norm(s[0]) / unit
+        return (s[1] > tol) & (s[2] < _MAX_STEPS) & (size > _ZERO) & (size < _PERFECT)
+
+    v, length, _ = lax.while_loop(unfinished, body, (first, jnp.asarray(jnp.inf, dtype), jnp.asarray(0)))
+    size = jnp.linalg.norm(v) / unit
     v = jnp.where(jnp.isfinite(length), implicit_root(closed, v), jnp.nan)
     # Where a step of the map is as good as zero, conjugates as large as this are infinite, if labels are exact.
     is_settled = (length <= tol) & (tol * size >= _KNOWN) & (jnp.max(noise_of(model)) <= 0)

@@ -73,9 +73,9 @@ def thresholds(model: Model, rule: Rule, closed_form: bool) -> Float[Array, " R"
         matrices = (a.reshape(size, size) for a in (response, curvature))
         return 1 / largest_eigenvalue(*matrices)
 
-    if closed_form:
-        return jnp.broadcast_to(threshold(_sign_curvature(model)), rule.replicates)
-    return rule.each(lambda replicate: threshold(_curvature(model, replicate)))
+    return rule.each(
+        lambda replicate: threshold(_sign_curvature(model) if closed_form else _curvature(model, replicate))
+    )
 
 
 def _sign_curvature(model: Model) -> Float[Array, "S t t S t t"]:
@@ -123,12 +123,12 @@ def perfect_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
         name="alpha",
         event="perfect_recovery",
         meaning="perfect recovery of the teacher",
-        further={"algorithmic": jnp.maximum(information[0], jnp.max(_alphas(model)))},
+        further={"algorithmic": jnp.maximum(information[0], jnp.max(_alphas_of_overlaps(model)))},
     )
 
 
 @program
-def _alphas(model: Model) -> Float[Array, " Q"]:
+def _alphas_of_overlaps(model: Model) -> Float[Array, " Q"]:
     """Return alpha(q), the alpha at which an overlap q is a fixed point, on a grid of q."""
     log_odds = jnp.linspace(-8.0, 14.0, _STEPS, dtype=model.lam.dtype)
 
@@ -221,16 +221,16 @@ def label_matrix(model: Model, label: Preimages, c: Float[Array, ""]) -> Float[A
     rho = model.rho
     hessian = curvature(label, jnp.zeros(rho.shape[:2], rho.dtype), rho)
     values, vectors = jnp.linalg.eigh(_whitened(model, hessian))
-    inputs = inverse(_root(model)).T @ vectors
+    inputs = inverse(_rho_root(model)).T @ vectors
     return (inputs * (values / (c + values))) @ inputs.T
 
 
 def _whitened(model: Model, hessian: Float[Array, "L t L t"]) -> Float[Array, "n n"]:
     """Return G of a Hessian in w."""
-    root = _root(model)
+    root = _rho_root(model)
     return root.T @ hessian.reshape(root.shape) @ root
 
 
-def _root(model: Model) -> Float[Array, "n n"]:
+def _rho_root(model: Model) -> Float[Array, "n n"]:
     """Return rho^{1/2} of all tokens, a Cholesky factor."""
     return jax.scipy.linalg.block_diag(*cholesky(model.rho))

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.program import at_top_level
 from ..base.derivatives import bisected_root
 from ..base.results import Status, quorum
 from ..theory.quantities import Quantity
+from .flow import Integrated
 
 
-@runtime_checkable
-class Run(Protocol):
-    """An integrated flow in every replicate.
-
-    Attributes:
-        every, rate: the states after every step, and their derivatives in time.
-        status: `Status`, which says whether the steps resolve the states.
-    """
-
-    every: Any
-    rate: Any
-    status: Int[Array, "*R"]
-
-
-def first_crossing(quantity: Callable[[Any], Array], run: Run, times: Float[Array, "*batch T"], event: str) -> Quantity:
+def first_crossing(
+    quantity: Callable[[Any], Array], run: Integrated, times: Float[Array, "*batch T"], event: str
+) -> Quantity:
     """Return the first time at which a quantity of a state becomes positive.
 
     Args:
@@ -41,28 +30,24 @@ def first_crossing(quantity: Callable[[Any], Array], run: Run, times: Float[Arra
         event: name of the event.
     """
 
-    def crossing(run: Run, until: Float[Array, ""]) -> Quantity:
-        return _first_crossing(quantity, run, until, event)
+    def crossing(run: Integrated, until: Float[Array, ""]) -> Quantity:
+        f, slopes = jax.vmap(jax.vmap(lambda s, rate: jax.jvp(quantity, (s,), (rate,))))(run.every, run.rate)
+        t = until * jnp.linspace(0, 1, f.shape[1], dtype=f.dtype)
+        first = jax.vmap(_first_root, (0, 0, None))(f, slopes, t)
+        resolved, note = jnp.all(run.status <= Status.max_steps), ""
+        if at_top_level(f):
+            is_before = quorum(f[:, 0] > _zero_level(f)[:, -1]) and not quorum(jnp.isfinite(first))
+            note = "it holds before the first time" if is_before else ""
+            note = note if resolved else "the steps do not resolve it: pass more `steps`"
+        found = Quantity.of_existing(first, name="t", event=event, meaning="time in steps / d", note=note)
+        return eqx.tree_at(lambda q: q.status, found, jnp.where(resolved, found.status, Status.imprecise))
 
     for _ in range(times.ndim - 1):
         crossing = jax.vmap(crossing)
     return crossing(run, times[..., -1])
 
 
-def _first_crossing(quantity: Callable[[Any], Array], run: Run, until: Float[Array, ""], event: str) -> Quantity:
-    f, slopes = jax.vmap(jax.vmap(lambda s, rate: jax.jvp(quantity, (s,), (rate,))))(run.every, run.rate)
-    t = until * jnp.linspace(0, 1, f.shape[1], dtype=f.dtype)
-    times = jax.vmap(_first_root, (0, 0, None))(f, slopes, t)
-    resolved, note = jnp.all(run.status <= Status.max_steps), ""
-    if at_top_level(f):
-        is_before = quorum(f[:, 0] > _rounding(f)[:, -1]) and not quorum(jnp.isfinite(times))
-        note = "it holds before the first time" if is_before else ""
-        note = note if resolved else "the steps do not resolve it: pass more `steps`"
-    crossing = Quantity.of_existing(times, name="t", event=event, meaning="time in steps / d", note=note)
-    return eqx.tree_at(lambda q: q.status, crossing, jnp.where(resolved, crossing.status, Status.imprecise))
-
-
-def _rounding(f: Float[Array, "*R T"]) -> Float[Array, "*R T"]:
+def _zero_level(f: Float[Array, "*R T"]) -> Float[Array, "*R T"]:
     """Return the size below which f counts as zero up to a time, so that a start at the event does not count as one."""
     return 100 * jnp.finfo(f.dtype).eps * lax.cummax(jnp.abs(lax.stop_gradient(f)), f.ndim - 1)
 
@@ -75,7 +60,7 @@ def _first_root(f: Float[Array, " T"], slope: Float[Array, " T"], t: Float[Array
     """
     width = t[1] - t[0]
     pieces = f[:-1], f[1:], width * slope[:-1], width * slope[1:]
-    top, rounding = _top(*lax.stop_gradient(pieces)), _rounding(f)[1:]
+    top, rounding = _top(*lax.stop_gradient(pieces)), _zero_level(f)[1:]
     end = jnp.where(f[1:] > 0, 1.0, top)
     was_below = lax.cummax((f[:-1] < -rounding).astype(jnp.int32)) > 0
     rises = was_below & (f[:-1] <= 0) & ((f[1:] > 0) | (_cubic(top, *pieces) > rounding))

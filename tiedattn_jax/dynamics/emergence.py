@@ -14,6 +14,7 @@ from ``W = R x 1`` for a random student. A negative eigenvalue of H makes the me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.program import at_top_level, program
@@ -34,14 +35,12 @@ from ..base.errors import (
     as_flag,
     is_concrete,
     require_choice,
-    require_count,
-    require_not_negative,
     require_number,
     require_positive,
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of
-from ..base.results import Replicated, Status
+from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
@@ -49,7 +48,10 @@ from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
 from .crossings import first_crossing
 from .flow import (
+    Integrated,
+    OnePass,
     Span,
+    checked_run,
     directions_of,
     encodings_on_directions,
     forces,
@@ -83,22 +85,13 @@ class Fluctuations(eqx.Module):
     growth_teacher: Float[Array, "*T"]
 
 
-class Run(eqx.Module):
-    """Fluctuations in every replicate of the averages.
-
-    Attributes:
-        fluctuations: the student at every time of the result.
-        every, rate: the student after every step of the integration, and its derivative in time.
-        status: a `Status`.
-    """
+class FluctuationRun(Integrated):
+    """An integrated student with its `fluctuations` at every time of the result."""
 
     fluctuations: Fluctuations
-    every: Fluctuations
-    rate: Fluctuations
-    status: Int[Array, "*R"]
 
 
-class Emergence(Replicated):
+class Emergence(OnePass):
     """Fluctuations of a student without overlaps that learns by one-pass stochastic gradient descent.
 
     Numbers are means over the replicates of the averages; `stderr` has their error bars.
@@ -109,8 +102,6 @@ class Emergence(Replicated):
         replicates: the fluctuations in every replicate.
     """
 
-    batch_probe = "t", 1
-    SETTING = "eta", "kappa", "t"
     SHOWN: ClassVar = {
         "R": "tr R",
         "encodings": "d times the mean square of the overlap",
@@ -119,11 +110,7 @@ class Emergence(Replicated):
         "growth_teacher": "growth rate of this overlap, eta kappa subtracted",
     }
     FLAGS = ("first",)
-    model: Model
-    eta: Float[Array, "*batch"]
-    kappa: Float[Array, "*batch"]
-    t: Float[Array, "*batch T"]
-    replicates: Run
+    replicates: FluctuationRun
 
     @property
     def measured(self) -> Fluctuations:
@@ -225,11 +212,7 @@ def emergence(
     """
     model = needs_span(model, "fluctuations of one-pass SGD")
     r, dtype = model.shape[1], model.lam.dtype
-    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
-    kappa = require_not_negative(kappa, "kappa", dtype)
-    require_count(points, "points", 2)
-    if steps is not None:
-        require_count(steps, "steps")
+    eta, kappa, until = numbers = checked_run(model, eta, kappa, until, points, steps)
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
     R = as_array(R, "R", dtype)
     R = R * jnp.eye(r, dtype=dtype) if R.ndim == 0 else R
@@ -239,12 +222,12 @@ def emergence(
         raise InputError("R", f"must be positive definite, got R={np.asarray(R).tolist()}")
     if not is_concrete(R):
         R = jnp.where(jnp.allclose(R, R.T) & positive_definite(R), R, jnp.nan)
-    directions = jnp.zeros(directions_of(model) or most_directions(model), dtype)
+    directions = directions_of(model) or most_directions(model)
 
-    is_random = 0.0 if as_flag(orthogonal, "orthogonal") else 1.0
+    is_random = jnp.asarray(0.0 if as_flag(orthogonal, "orthogonal") else 1.0, dtype)
 
-    def run(steps: int) -> Run:
-        return _runs(model, R, jnp.asarray(is_random, dtype), (eta, kappa, until), directions, rule, points, steps)
+    def run(steps: int) -> FluctuationRun:
+        return _fluctuation_runs(model, R, is_random, numbers, directions, rule, points, steps)
 
     first, most = (1, _MOST) if steps is None and at_top_level(model, R, eta, kappa, until) else (steps or 1,) * 2
     replicates = refined(run, first, most, progress)
@@ -252,16 +235,16 @@ def emergence(
 
 
 @program
-def _runs(
+def _fluctuation_runs(
     model: Model,
     R: Float[Array, "r r"],
     is_random: Float[Array, ""],
     numbers: tuple[Array, Array, Array],
-    directions: Float[Array, " e"],
+    directions: int,
     rule: Rule,
     points: int,
     steps: int,
-) -> Run:
+) -> FluctuationRun:
     """Return the fluctuations in every replicate.
 
     R is integrated first. Steps of the linear equation then span two intervals of the path of R, so that every stage of
@@ -269,24 +252,25 @@ def _runs(
     would be computed three times as often. At the standard setting this takes 1.6 times as long.
     """
     eta, kappa, until = numbers
-    count = 2 * steps * (points - 1)
+    count, law = 2 * steps * (points - 1), span_of(model)
+    P = encodings_on_directions(law.tau, directions)
+    exist = jnp.concatenate([jnp.ones(model.shape[2], P.dtype), is_direction(P)])
 
-    def run(replicate: Replicate) -> Run:
-        equations = _Equations(model, eta, kappa, replicate, directions)
-        W = is_random * jnp.kron(R, jnp.diag(jnp.concatenate(equations.exist)))
-        sizes = integrated(jax.checkpoint(lambda R: equations.size_rate(R)), R, until, count + 1, 1)
-        coefficients = lax.map(jax.checkpoint(lambda R: equations.coefficients(R)), sizes)
-        fine = _integrated_covariance(coefficients, W, 2 * until / count)
+    def run(replicate: Replicate) -> FluctuationRun:
+        size_rate, coefficients_at, fluctuations = _equations(model, eta, kappa, replicate, law, P, exist)
+        W = is_random * jnp.kron(R, jnp.diag(exist))
+        sizes, _ = integrated(jax.checkpoint(size_rate), R, until, count + 1, 1)
+        coefficients = lax.map(jax.checkpoint(coefficients_at), sizes)
+        fine = _covariances(coefficients, W, 2 * until / count)
         R_path, at = indexed((sizes, coefficients), slice(None, None, 2))
-        rates = lax.map(lambda R: equations.size_rate(R), R_path)
-        every, slopes = lax.map(lambda step: equations.fluctuations(*step), (fine, R_path, at, rates))
+        every, slopes = lax.map(lambda step: fluctuations(*step), (fine, R_path, at, lax.map(size_rate, R_path)))
         # The same with steps twice as long.
-        rough = _integrated_covariance(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
+        rough = _covariances(indexed(coefficients, slice(None, None, 2)), W, 4 * until / count)
         error = jnp.max(jnp.abs(rough - fine[::2])) / jnp.max(jnp.abs(fine)) / 15
         resolved = error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps)
         status = jnp.where(resolved, Status.converged, Status.unresolved)
         status = jnp.where(jnp.all(jnp.isfinite(fine)), status, Status.nonfinite)
-        return Run(indexed(every, slice(None, None, steps)), every, slopes, status.astype(jnp.int32))
+        return FluctuationRun(every, slopes, status.astype(jnp.int32), indexed(every, slice(None, None, steps)))
 
     return rule.each(run)
 
@@ -301,81 +285,58 @@ class _Coefficients(NamedTuple):
         return 2 * symmetric(self.drift @ W) + self.noise
 
 
-def _integrated_covariance(
-    coefficients: _Coefficients, W: Float[Array, "n n"], h: Float[Array, ""]
-) -> Float[Array, "T n n"]:
-    """Return W at every second time of the coefficients, with the Runge-Kutta method of fourth order.
+def _covariances(coefficients: _Coefficients, W: Float[Array, "n n"], h: Float[Array, ""]) -> Float[Array, "T n n"]:
+    """Return W at every second time of the coefficients, in steps whose stages fall on these times.
 
     Args:
-        coefficients: coefficients at equal times, an odd number of them.
+        coefficients: coefficients at equal times.
         h: two intervals between these times.
     """
-    stages = tuple(indexed(coefficients, slice(k, len(coefficients.drift) - 2 + k, 2)) for k in range(3))
-
-    def step(W: Float[Array, "n n"], at: tuple) -> tuple[Float[Array, "n n"], Float[Array, "n n"]]:
-        start, middle, end = at
-        first = start.rate(W)
-        second = middle.rate(W + h / 2 * first)
-        third = middle.rate(W + h / 2 * second)
-        return W + h / 6 * (first + 2 * second + 2 * third + end.rate(W + h * third)), W
-
-    end, path = lax.scan(step, W, stages)
-    return jnp.concatenate([path, end[None]])
+    count = (len(coefficients.drift) - 1) // 2
+    stages = 2 * np.arange(count)[:, None, None] + [0, 1, 1, 2]
+    inputs = (indexed(coefficients, stages),)
+    return integrated(lambda W, at: at.rate(W), W, count * h, count + 1, 1, inputs=inputs)[0]
 
 
-class _Equations(eqx.Module):
-    """The equations of the module's docstring in one replicate of the averages."""
+def _equations(
+    model: Model,
+    eta: Float[Array, ""],
+    kappa: Float[Array, ""],
+    replicate: Replicate,
+    law: Span,
+    P: Float[Array, "L e"],
+    exist: Float[Array, " _"],
+) -> tuple[Callable, Callable, Callable]:
+    """Return the equations of the module's docstring in one replicate of the averages, as three functions.
 
-    model: Model
-    eta: Float[Array, ""]
-    kappa: Float[Array, ""]
-    replicate: Replicate
-    directions: Float[Array, " e"]
+    Args:
+        P: encodings on orthonormal directions.
+        exist: one at the directions of teacher and encodings; zero where dependent encodings have no direction.
+    """
+    (_, r, t), (_, e), gamma = model.shape, P.shape, law.gamma
+    C, zero, eye = cholesky(law.pi), jnp.zeros(r * (t + e), P.dtype), jnp.eye(r, dtype=P.dtype)
 
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Numbers of columns of the student and of the teacher, and of directions of the encodings."""
-        _, r, t = self.model.shape
-        return r, t, len(self.directions)
-
-    @property
-    def law(self) -> Span:
-        return span_of(self.model)
-
-    @property
-    def encodings(self) -> Float[Array, "L e"]:
-        return encodings_on_directions(self.law.tau, self.directions)
-
-    @property
-    def exist(self) -> tuple[Float[Array, " t"], Float[Array, " e"]]:
-        """One at the directions of teacher and encodings; zero where dependent encodings have no direction."""
-        return jnp.ones(self.sizes[1], self.directions.dtype), is_direction(self.encodings)
-
-    def overlaps(self, R: Float[Array, "r r"], v: Float[Array, " n"]) -> Overlaps:
+    def overlaps(R: Float[Array, "r r"], v: Float[Array, " n"]) -> Overlaps:
         """Return the overlaps of a student whose part without overlaps has the size R."""
-        r, t, _ = self.sizes
-        v, gamma = v.reshape(r, -1), self.law.gamma[:, None, None]
-        q, C = gamma * (R + v @ v.T), cholesky(self.law.pi)
-        return Overlaps(q, jnp.zeros_like(q), gamma * (v[:, :t] @ C.T), self.encodings @ v[:, t:].T)
+        v = v.reshape(r, -1)
+        q = gamma[:, None, None] * (R + v @ v.T)
+        return Overlaps(q, jnp.zeros_like(q), gamma[:, None, None] * (v[:, :t] @ C.T), P @ v[:, t:].T)
 
-    def size_rate(self, R: Float[Array, "r r"]) -> Float[Array, "r r"]:
+    def size_rate(R: Float[Array, "r r"]) -> Float[Array, "r r"]:
         """Return the derivative of R in time."""
-        (r, t, e), gamma = self.sizes, self.law.gamma
-        f = forces(self.model, self.overlaps(R, jnp.zeros(r * (t + e), R.dtype)), self.replicate)
-        A = 2 * jnp.einsum("l,lab->ab", gamma, symmetric(f.gradient.q)) + self.kappa * jnp.eye(r, dtype=R.dtype)
-        return -2 * self.eta * symmetric(A @ R) + self.eta**2 * jnp.einsum("l,lab->ab", gamma, f.noise)
+        f = forces(model, overlaps(R, zero), replicate)
+        A = 2 * jnp.einsum("l,lab->ab", gamma, symmetric(f.gradient.q)) + kappa * eye
+        return -2 * eta * symmetric(A @ R) + eta**2 * jnp.einsum("l,lab->ab", gamma, f.noise)
 
-    def coefficients(self, R: Float[Array, "r r"]) -> _Coefficients:
+    def coefficients(R: Float[Array, "r r"]) -> _Coefficients:
         """Return the coefficients of the linear equation for a student of size R."""
-        (r, t, e), gamma = self.sizes, self.law.gamma
-        whiten, P = inverse(cholesky(self.law.pi)), self.encodings
-        zero = jnp.zeros(r * (t + e), R.dtype)
+        whiten, is_encoding = inverse(C), jnp.diag(exist.at[:t].set(0.0))
 
         def block_sums(model: Model, block: Any) -> tuple[Array, Array]:
             def error(v: Float[Array, " n"]) -> Float[Array, ""]:
-                return error_in_block(model, self.overlaps(R, v), self.replicate, block)
+                return error_in_block(model, overlaps(R, v), replicate, block)
 
-            h, y, weight = fields_in_block(model, self.overlaps(R, zero), self.replicate, block)
+            h, y, weight = fields_in_block(model, overlaps(R, zero), replicate, block)
             u = gradient_at_nodes(model, h, y)
             S = jnp.einsum("lan,ltn->atn", u, jnp.einsum("st,ltn->lsn", whiten, y[:, :t]))
             S = jnp.concatenate([S, jnp.einsum("lan,le->aen", u, P)], 1).reshape(len(zero), -1)
@@ -383,26 +344,25 @@ class _Equations(eqx.Module):
             square = jnp.einsum("l,lan,lbn,n->ab", gamma, u, u, weight)
             return jax.hessian(error)(zero), (weight * S) @ S.T + jnp.kron(square, is_encoding)
 
-        is_encoding = jnp.diag(jnp.concatenate([jnp.zeros(t, R.dtype), self.exist[1]]))
-        hessian, D = over_nodes(self.model, self.replicate, block_sums)
-        return _Coefficients(-self.eta * (hessian + self.kappa * jnp.eye(len(D), dtype=D.dtype)), self.eta**2 * D)
+        hessian, D = over_nodes(model, replicate, block_sums)
+        return _Coefficients(-eta * (hessian + kappa * jnp.eye(len(D), dtype=D.dtype)), eta**2 * D)
 
     def fluctuations(
-        self, W: Float[Array, "n n"], R: Float[Array, "r r"], at: _Coefficients, rate: Float[Array, "r r"]
+        W: Float[Array, "n n"], R: Float[Array, "r r"], at: _Coefficients, rate: Float[Array, "r r"]
     ) -> tuple[Fluctuations, Fluctuations]:
         """Return variances and growth rates of the two mechanisms, and the derivatives of R and the variances."""
-        r, t, e = self.sizes
         W, slope, drift = (a.reshape(r, t + e, r, t + e) for a in (W, at.rate(W), at.drift))
-        parts = (slice(t, None), self.exist[1]), (slice(t), self.exist[0])
-        variances = [[jnp.einsum("aiai->", a[:, part, :, part]) for part, _ in parts] for a in (W, slope)]
 
-        def growth(part: slice, exist: Array) -> Array:
+        def growth(part: slice) -> Array:
             """Return the largest eigenvalue of the drift; directions that do not exist get the lowest one."""
-            block = exist[:, None, None] * drift[:, part, :, part] * exist
-            block -= jnp.linalg.norm(drift) * jnp.einsum("ab,ij->aibj", jnp.eye(r), jnp.diag(1 - exist))
-            return jnp.linalg.eigvalsh(block.reshape(2 * (r * len(exist),)))[-1]
+            there = exist[part]
+            block = there[:, None, None] * drift[:, part, :, part] * there
+            block -= jnp.linalg.norm(drift) * jnp.einsum("ab,ij->aibj", eye, jnp.diag(1 - there))
+            return jnp.linalg.eigvalsh(block.reshape(2 * (r * len(there),)))[-1]
 
-        growths = [growth(*part) for part in parts]
-        zero = jnp.zeros_like(growths[0])
-        values = Fluctuations(R, variances[0][0], variances[0][1], growths[0], growths[1])
-        return values, Fluctuations(rate, variances[1][0], variances[1][1], zero, zero)
+        parts = slice(t, None), slice(t)
+        variances, slopes = ([jnp.einsum("aiai->", a[:, part, :, part]) for part in parts] for a in (W, slope))
+        zeros = [jnp.zeros_like(a) for a in slopes]
+        return Fluctuations(R, *variances, *map(growth, parts)), Fluctuations(rate, *slopes, *zeros)
+
+    return size_rate, coefficients, fluctuations

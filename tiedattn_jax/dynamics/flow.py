@@ -19,22 +19,33 @@ encodings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
-from ..base.arrays import positive_definite, precise, spread_to
-from ..base.derivatives import pseudo_inverse, with_tangent
-from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
+from ..base.arrays import AnyArray, positive_definite, precise, spread_to
+from ..base.derivatives import pseudo_inverse, with_root
+from ..base.errors import (
+    INT32,
+    InputError,
+    as_array,
+    is_concrete,
+    require_count,
+    require_kind,
+    require_not_negative,
+    require_positive,
+    with_values,
+)
 from ..base.progress import Progress, reporter
-from ..base.results import Status
+from ..base.results import Replicated, Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -42,63 +53,81 @@ from ..model.overlaps import Overlaps, symmetric
 from ..theory.observables import error_in_block, fields_in_block
 from ..theory.potentials import over_nodes
 
-State = TypeVar("State")
+StateT = TypeVar("StateT")
 _SAME = 1e-6  # relative difference below which numbers agree
 _NO_DIRECTION = 1e-6  # square of the encodings along a direction, relative to the largest, below which it is none
 
 
-@runtime_checkable
-class HasStatus(Protocol):
-    """A result with a status for every replicate of the averages."""
+class Integrated(eqx.Module):
+    """An integrated flow in every replicate of the averages: all arrays lead with that axis.
 
-    status: Any
+    Attributes:
+        every, rate: the state after every step, and its derivative in time.
+        status: `Status`, which says whether the steps resolve the states.
+    """
+
+    every: Any
+    rate: Any
+    status: Int[AnyArray, "*R"]
 
 
-Run = TypeVar("Run", bound=HasStatus)
+AnyRun = TypeVar("AnyRun", bound=Integrated)
+
+
+class OnePass(Replicated):
+    """A result of one-pass stochastic gradient descent with rate eta and ridge kappa, at times t."""
+
+    batch_probe = "t", 1
+    SETTING = "eta", "kappa", "t"
+    model: Model
+    eta: Float[Array, "*batch"]
+    kappa: Float[Array, "*batch"]
+    t: Float[Array, "*batch T"]
+
 
 # The place of every stage, and its weight, in units of a step.
 _STAGES = np.array([[0.0, 1 / 6], [1 / 2, 1 / 3], [1 / 2, 1 / 3], [1.0, 1 / 6]])
 
 
-def integrated(flow: Callable[[State], State], start: State, until: Float[Array, ""], points: int, steps: int) -> State:
-    """Return the states at `points` equal times from zero to `until`, with `steps` steps between two of them.
-
-    Args:
-        flow: velocity of a state.
-    """
-    return integrated_and_read(flow, start, until, points, steps, lambda s: None)[0]
-
-
-def integrated_and_read(
-    flow: Callable[[State], State],
-    start: State,
+def integrated(
+    flow: Callable[..., StateT],
+    start: StateT,
     until: Float[Array, ""],
     points: int,
     steps: int,
-    read: Callable[[State], Any],
-) -> tuple[State, Any]:
-    """Return the states of `integrated`, and what `read` returns of the start and of the state after every step."""
+    read: Callable[[StateT], Any] = lambda s: None,
+    inputs: tuple = (),
+) -> tuple[StateT, Any]:
+    """Return the states at `points` equal times from zero to `until`, and what is read of every step.
+
+    Args:
+        flow: velocity of a state, a function of it and of the inputs.
+        steps: number of steps between two of the times.
+        read: function of the start, and of the state after every step.
+        inputs: trees of what the velocity depends on at the four stages of every step, (points - 1, steps, 4, ...).
+    """
     h = until / ((points - 1) * steps)
 
-    def step(s: State, _: None) -> tuple[State, Any]:
-        def stage(so_far: tuple[State, State], coefficients: Float[Array, " 2"]) -> tuple[tuple[State, State], None]:
+    def step(s: StateT, inputs: tuple) -> tuple[StateT, Any]:
+        def stage(so_far: tuple[StateT, StateT], at: tuple) -> tuple[tuple[StateT, StateT], None]:
+            coefficients, inputs = at
             place, weight = h * coefficients
-            velocity = flow(moved(s, so_far[0], place))
-            return (velocity, moved(so_far[1], velocity, weight)), None
+            velocity = flow(optax.tree.add_scale(s, place, so_far[0]), *inputs)
+            return (velocity, optax.tree.add_scale(so_far[1], weight, velocity)), None
 
         rest = jax.tree.map(jnp.zeros_like, s)
-        return lax.scan(stage, (rest, s), jnp.asarray(_STAGES, h.dtype))[0][1], read(s)
+        return lax.scan(stage, (rest, s), (jnp.asarray(_STAGES, h.dtype), inputs))[0][1], read(s)
 
-    def interval(s: State, _: None) -> tuple[State, tuple[State, Any]]:
-        end, readings = lax.scan(step, s, None, length=steps)
+    def interval(s: StateT, inputs: tuple) -> tuple[StateT, tuple[StateT, Any]]:
+        end, readings = lax.scan(step, s, inputs, length=steps)
         return end, (s, readings)
 
-    end, (path, readings) = lax.scan(interval, start, None, length=points - 1)
+    end, (path, readings) = lax.scan(interval, start, inputs, length=points - 1)
     readings = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), readings)
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), (path, readings), (end, read(end)))
 
 
-def refined(run: Callable[[int], Run], least: int, most: int, progress: Progress) -> Run:
+def refined(run: Callable[[int], AnyRun], least: int, most: int, progress: Progress) -> AnyRun:
     """Return ``run(steps)`` for the first number of steps that resolves it: `least`, or four times as many, and so on.
 
     Args:
@@ -114,11 +143,6 @@ def refined(run: Callable[[int], Run], least: int, most: int, progress: Progress
             report(done, done)
             return result
         steps *= 4
-
-
-def moved(s: State, velocity: State, time: Any) -> State:
-    """Return a state after a time of constant velocity."""
-    return jax.tree.map(lambda a, b: a + time * b, s, velocity)
 
 
 class Span(NamedTuple):
@@ -152,6 +176,19 @@ def needs_span(model: Model, purpose: str) -> Model:
     return needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, same=("gamma",))
 
 
+def checked_run(
+    model: Model, eta: Any, kappa: Any, until: Any, points: int, steps: int | None
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Check what one-pass gradient descent is asked for; return eta, kappa and the time at the end."""
+    dtype = model.lam.dtype
+    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
+    kappa = require_not_negative(kappa, "kappa", dtype)
+    require_count(points, "points", 2, INT32)
+    if steps is not None:
+        require_count(steps, "steps", maximum=INT32)
+    return eta, kappa, until
+
+
 def directions_of(model: Model) -> int | None:
     """Return the number of orthonormal directions of the encodings; None while jax traces the law that has them."""
     encodings = getattr(model, "encodings", None)
@@ -169,22 +206,20 @@ def most_directions(model: Model) -> int:
     return model.shape[0] if encodings is None else min(encodings.shape)
 
 
-def encodings_on_directions(tau: Float[Array, "L L"], directions: Float[Array, " e"]) -> Float[Array, "L e"]:
-    """Return encodings on orthonormal directions: P with ``P P^T = tau``, of as many columns as `directions` has.
+def encodings_on_directions(tau: Float[Array, "L L"], e: int) -> Float[Array, "L {e}"]:
+    """Return encodings on e orthonormal directions: P with ``P P^T = tau``.
 
     The derivative is for changes of tau that keep its rank.
     """
     values, vectors = jnp.linalg.eigh(lax.stop_gradient(tau))
-    e = directions.shape[0]
-    return _moving_encodings(vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0)), tau)
+    P = vectors[:, -e:] * jnp.sqrt(jnp.maximum(values[-e:], 0.0))
 
+    def solve(change: Array, P: Array, tau: Array) -> Float[Array, "L e"]:
+        inverse_P = pseudo_inverse(P, rtol=1e-6)
+        step = change @ inverse_P.T
+        return step - 0.5 * P @ inverse_P @ step  # of all steps that are right, one without a rotation
 
-@with_tangent
-def _moving_encodings(primals: tuple, tangents: tuple) -> Float[Array, "L e"]:
-    P = primals[0]
-    inverse_P = pseudo_inverse(P, rtol=1e-6)
-    change = tangents[1] @ inverse_P.T
-    return change - 0.5 * P @ inverse_P @ change
+    return with_root(lambda P, tau: P @ P.T - tau, P, tau, solve=solve)
 
 
 def is_direction(P: Float[Array, "L e"]) -> Float[Array, " e"]:
@@ -246,7 +281,7 @@ def drift(model: Model, s: Moments, f: Forces, eta: Float[Array, ""], kappa: Flo
     return at_atoms(law, Moments(-2 * eta * symmetric(step) + eta**2 * noise, -eta * Theta, -eta * M))
 
 
-def at_atoms(law: SpectralLaw, values: State) -> State:
+def at_atoms(law: SpectralLaw, values: StateT) -> StateT:
     """Return values at every atom, and zero at atoms without weight: they do not matter, and stay at zero."""
     return jax.tree.map(lambda a: jnp.where(spread_to(law.weights > 0, a), a, 0.0), values)
 

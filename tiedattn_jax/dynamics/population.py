@@ -23,7 +23,7 @@ from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
-from ..base.derivatives import derivative_along, pseudo_inverse, with_tangent
+from ..base.derivatives import pseudo_inverse, with_root
 from ..base.errors import InputError, require_not_negative
 from ..base.results import MeanField, Replicated, Status
 from ..model.model import Model
@@ -141,7 +141,7 @@ def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | N
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
     named = branch_of(branch)
-    return _states(model, kappa, rule, named.free(model), named.start(model).m)
+    return _minima(model, kappa, rule, named.free(model), named.start(model).m)
 
 
 def span_rule(model: Model, nodes: AnyNodes) -> Rule:
@@ -174,7 +174,7 @@ class Risk(eqx.Module):
     def of(cls, model: Model, kappa: Float[Array, ""], replicate: Replicate, free: Float[Array, " 2"]) -> Risk:
         """Make the risk with encodings on as many directions as the nodes of the replicate have."""
         law, (_, r, t), e = span_of(model), model.shape, replicate.shape[1]
-        P, gamma = encodings_on_directions(law.tau, jnp.zeros(e, model.lam.dtype)), jnp.mean(law.gamma)
+        P, gamma = encodings_on_directions(law.tau, e), jnp.mean(law.gamma)
         sizes = jnp.concatenate([jnp.full(r * t, gamma), jnp.repeat(gamma + jnp.mean(P**2, 0), r)])
         is_free = jnp.concatenate([jnp.full(r * t, free[0]), jnp.full(e * r, free[1])])
         return cls(model, kappa, replicate, P, lax.stop_gradient(sizes**-0.5), is_free)
@@ -230,9 +230,8 @@ class Risk(eqx.Module):
 
         A student that vanishes is exactly zero.
         """
-        return _moving_minimum(
-            lax.stop_gradient(_descended(lax.stop_gradient(self).at, lax.stop_gradient(start))), self
-        )
+        w = _descended(lax.stop_gradient(self).at, lax.stop_gradient(start))
+        return with_root(lambda w, risk: risk.slope(w), w, self, solve=_slope_solve)
 
     def at(self, w: Float[Array, " n"]) -> _Expansion:
         """Return the risk to second order in the free coordinates, in units of `unit`; see `without_rotations`."""
@@ -286,18 +285,17 @@ class Risk(eqx.Module):
         return change > jnp.finfo(v.dtype).eps ** 1.5 * size
 
 
-@with_tangent
-def _moving_minimum(primals: tuple, tangents: tuple) -> Float[Array, " n"]:
-    w, risk = primals
-    change = derivative_along(lambda risk: risk.slope(w), (risk,), tangents[1:])
+def _slope_solve(change: Float[Array, " n"], w: Float[Array, " n"], risk: Risk) -> Float[Array, " n"]:
+    """Return the step that changes the slope of the risk at w by `change`, without rotations that change nothing."""
     linear = jax.linearize(risk.slope, w)[1]
 
     # Its own derivatives are those of a solution of the linear equation: the Hessian here counts as constant.
     def solve(_: Any, y: Array) -> Array:
         hessian = risk.without_rotations(w, jax.jacfwd(linear)(jnp.zeros_like(y)))
-        return _pseudo_inverse(hessian) @ y
+        values, vectors = jnp.linalg.eigh(lax.stop_gradient(hessian))
+        return _inverse_times(values, vectors, y)
 
-    return -lax.custom_linear_solve(linear, change, solve, symmetric=True)
+    return lax.custom_linear_solve(linear, change, solve, symmetric=True)
 
 
 class _Expansion(NamedTuple):
@@ -318,8 +316,8 @@ def _descended(at: Any, start: Float[Array, " n"]) -> Float[Array, " n"]:
 
     def body(s: tuple) -> tuple:
         w, here, radius, _, count = s
-        step = -_pseudo_inverse(here.hessian, positive=True) @ here.gradient
         values, vectors = jnp.linalg.eigh(here.hessian)
+        step = -_inverse_times(jnp.abs(values), vectors, here.gradient)
         is_saddle = (values[0] < -(eps**0.5) * jnp.max(jnp.abs(values))) & (_length(step) < eps**0.25 * _length(w))
         kick = _KICK * _length(w) * vectors[:, 0]
         step = jnp.where(is_saddle, kick * jnp.where(kick @ here.gradient > 0, -1, 1), step)
@@ -344,7 +342,7 @@ _length = jnp.linalg.norm
 
 
 @program
-def _states(
+def _minima(
     model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
 ) -> PopulationState:
     law, dtype = span_of(model), model.lam.dtype
@@ -363,8 +361,8 @@ def _states(
         fixed, v = lax.stop_gradient(w), w * risk.unit
         (b, c), error = risk.split(v), risk.error(v)
         R, value = b @ b.T + c.T @ c, error + 0.5 * kappa * (v @ v)
-        residual = _length(_pseudo_inverse(here.hessian) @ here.gradient) / jnp.maximum(_length(fixed), tiny)
-        curvatures = jnp.linalg.eigvalsh(here.hessian)
+        curvatures, vectors = jnp.linalg.eigh(here.hessian)
+        residual = _length(_inverse_times(curvatures, vectors, here.gradient)) / jnp.maximum(_length(fixed), tiny)
         is_minimum = (residual < root) & (curvatures[0] > -root * curvatures[-1])
         gamma = law.gamma[:, None, None]
         x = Overlaps(gamma * (R + tiny), 0 * gamma * R, gamma * (b @ C.T), risk.encodings @ c)
@@ -389,13 +387,9 @@ def _null(v: Float[Array, " n"]) -> float:
     return max(1e-9, 100 * float(jnp.finfo(v.dtype).eps))
 
 
-def _pseudo_inverse(matrix: Float[Array, "n n"], positive: bool = False) -> Float[Array, "n n"]:
-    """Return the inverse of a symmetric matrix without directions in which nothing changes, its zero eigenvalues.
-
-    Args:
-        positive: whether negative eigenvalues are taken as positive.
-    """
-    values, vectors = jnp.linalg.eigh(lax.stop_gradient(matrix))
+def _inverse_times(
+    values: Float[Array, " n"], vectors: Float[Array, "n n"], gradient: Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """Apply the inverse of a matrix with these eigenvalues and vectors, without directions in which nothing changes."""
     is_null = jnp.abs(values) <= _null(values) * jnp.max(jnp.abs(values))
-    sizes = jnp.where(is_null, jnp.inf, jnp.abs(values) if positive else values)
-    return (vectors / sizes) @ vectors.T
+    return (vectors / jnp.where(is_null, jnp.inf, values)) @ (vectors.T @ gradient)

@@ -23,17 +23,13 @@ from ..averages.rules import Replicate, Rule
 from ..base.arrays import StateArray, indexed, precise, repeated
 from ..base.derivatives import pseudo_inverse
 from ..base.errors import (
-    INT32,
     InputError,
     as_number,
     require_choice,
-    require_count,
-    require_not_negative,
-    require_positive,
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
-from ..base.results import MeanField, Replicated, Status
+from ..base.results import MeanField, Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -41,13 +37,15 @@ from ..model.parameters import scalar_parameters
 from ..theory.quantities import Quantity
 from .crossings import first_crossing
 from .flow import (
+    Integrated,
     Moments,
+    OnePass,
     at_atoms,
+    checked_run,
     drift,
     forces,
     gram_of,
     integrated,
-    integrated_and_read,
     inverse_gram,
     overlaps_of,
     refined,
@@ -94,28 +92,23 @@ class Student(eqx.Module):
     risk: Float[StateArray, "*T"]
 
 
-class Run(eqx.Module):
-    """A trajectory in every replicate of the averages: all arrays lead with that axis.
+class StudentRun(Integrated):
+    """A trajectory in every replicate of the averages.
 
     Attributes:
         student: the student at every time of the trajectory.
-        every, rate: the student after every step of the integration, and its derivative in time.
         moments: second moments at every atom of the spectrum, at the times of the trajectory.
         step_error: error of the steps, relative to the size of the student; see `sgd`.
         remaining: distance of the end to the steady state of the linearised flow, relative to the student.
         growth: rate at which the fastest perturbation of the end grows, the largest real part of the eigenvalues of the
             linearised flow.
-        status: a `Status`.
     """
 
     student: Student
-    every: Student
-    rate: Student
     moments: Moments
     step_error: Float[Array, "*R"]
     remaining: Float[Array, "*R"]
     growth: Float[Array, "*R"]
-    status: Int[Array, "*R"]
 
 
 class _Curve(MeanField[Array]):
@@ -125,7 +118,7 @@ class _Curve(MeanField[Array]):
         return result.reduced(result.mean)[self.name]
 
 
-class Trajectory(Replicated):
+class Trajectory(OnePass):
     """A student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
 
     Numbers are means over the replicates of the averages; `stderr` has their error bars, see `error_bar`. All arrays
@@ -144,13 +137,7 @@ class Trajectory(Replicated):
         risk: the objective, ``gen_error + kappa / 2 tr R``.
     """
 
-    batch_probe = "t", 1
-    SETTING = "eta", "kappa", "t"
-    model: Model
-    eta: Float[Array, "*batch"]
-    kappa: Float[Array, "*batch"]
-    t: Float[Array, "*batch T"]
-    replicates: Run
+    replicates: StudentRun
     R, Theta, m, q, theta = _Curve(), _Curve(), _Curve(), _Curve(), _Curve()
     gen_error, risk = MeanField[Array](), MeanField[Array]()
 
@@ -216,15 +203,14 @@ class Trajectory(Replicated):
     def describe(self) -> Description:
         names = "R", "Theta", "m", "gen_error", "risk"
         mean, bars = (indexed(curves, -1) for curves in self.shown())
-        words = ("size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective")
+        words = "size of the student", "overlap with the teacher", "overlap with the encodings", "", "objective"
         parts = {"Theta": mean["along_teacher"], "m": mean["along_encodings"]}
         size = np.trace(np.atleast_2d(mean["R"]))
         numbers, errors = (
             {name: np.where(parts.get(name, size) < _NOTHING**2 * size, 0.0, values[name]) for name in names}
             for values in (mean, bars)
         )
-        rows = rows_of(numbers, errors)
-        rows = [(*row[:2], word or row[2]) for row, word in zip(rows, words, strict=True)]
+        rows = rows_of(numbers, errors, meanings=dict(zip(names, words, strict=True)))
         details = [("step error", f"{np.max(self.replicates.step_error):.0e}", "of the integration, relative")]
         for event in ("theta overtakes m", "m overtakes theta"):
             crossing = self.crossing(event)
@@ -287,25 +273,19 @@ def sgd(
             student has the overlaps of the start, or `nodes` other replicates; or another argument is not as described.
     """
     model = needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
-    dtype = model.lam.dtype
-    eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
-    kappa = require_not_negative(kappa, "kappa", dtype)
-    require_count(points, "points", 2, INT32)
-    if steps is not None:
-        require_count(steps, "steps", maximum=INT32)
-        if steps & (steps - 1) or steps > _MOST * 16:
-            raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
+    eta, kappa, until = numbers = checked_run(model, eta, kappa, until, points, steps)
+    if steps is not None and (steps & (steps - 1) or steps > _MOST * 16):
+        raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")
     rule = make_rule(nodes, model, smooth_recipe(model, "sgd"))
-    numbers = eta, kappa, until
     moments = _first_moments(model, start, rule)
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
-    def run(steps: int) -> Run:
-        return lane_by_lane(_runs)(model, moments, numbers, rule, points, max(steps, least))
+    def run(steps: int) -> StudentRun:
+        return lane_by_lane(_student_runs)(model, moments, numbers, rule, points, max(steps, least))
 
     first, most = (least, _MOST) if steps is None and at_top_level(model, moments, numbers) else (steps or _TRACED,) * 2
     replicates = _after(start, refined(run, first, most, progress))
-    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
+    return Trajectory(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=eta.dtype), replicates)
 
 
 def _first_moments(model: Model, start: Any, rule: Rule) -> Moments:
@@ -322,7 +302,7 @@ def _first_moments(model: Model, start: Any, rule: Rule) -> Moments:
     return jax.tree.map(lambda a: a.astype(model.lam.dtype), end)
 
 
-def _after(start: Any, run: Run) -> Run:
+def _after(start: Any, run: StudentRun) -> StudentRun:
     """Return a run with the error of the steps, and a failure, of a trajectory that it continues."""
     if not isinstance(start, Trajectory):
         return run
@@ -334,47 +314,41 @@ def _after(start: Any, run: Run) -> Run:
 
 
 @program
-def _runs(
+def _student_runs(
     model: Model, starts: Moments, numbers: tuple[Array, Array, Array], rule: Rule, points: int, steps: int
-) -> Run:
-    def run(pair: tuple[Replicate, Moments]) -> Run:
-        return _run(model, pair[1], numbers, pair[0], points, steps)
+) -> StudentRun:
+    def run(pair: tuple[Replicate, Moments]) -> StudentRun:
+        replicate, start = pair
+        (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
+
+        def state(s: Moments) -> tuple[Student, Student]:
+            """Return the student and its rate."""
+            f = forces(model, overlaps_of(model, s), replicate)
+            velocity = drift(model, s, f, eta, kappa)
+            slope = overlaps_of(model, velocity)
+            error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
+            return jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
+
+        flow = _flow(model, eta, kappa, replicate)
+        moments, (every, rates) = integrated(flow, start, until, points, steps, jax.checkpoint(state))
+        student = indexed(every, slice(None, None, steps))
+        # The same with half as many steps; if there is one between two points, it then spans two intervals.
+        stride = 1 if steps > 1 else 2
+        still = _flow(fixed[0], *fixed[2][:2], replicate)
+        rough, _ = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
+        fine, law = indexed(lax.stop_gradient(moments), slice(None, None, stride)), fixed[0].law()
+        step_error = _largest_change(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
+        end = lax.stop_gradient(indexed(moments, -1))
+        jump, growth, size = _linearised(still, end)
+        remaining = _largest_change(jump, end, law)
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, every))]))
+        is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
+        status = jnp.where(is_steady, Status.converged, Status.max_steps)
+        status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
+        status = jnp.where(finite, status, Status.nonfinite)
+        return StudentRun(every, rates, status, student, moments, step_error, remaining, growth)
 
     return lax.map(run, (rule.stack, starts))
-
-
-def _run(
-    model: Model, start: Moments, numbers: tuple[Array, Array, Array], replicate: Replicate, points: int, steps: int
-) -> Run:
-    (eta, kappa, until), fixed = numbers, lax.stop_gradient((model, start, numbers))
-
-    def state(s: Moments) -> tuple[Student, Student]:
-        """Return the student and its rate."""
-        f = forces(model, overlaps_of(model, s), replicate)
-        velocity = drift(model, s, f, eta, kappa)
-        slope = overlaps_of(model, velocity)
-        error_rate = jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), f.gradient, slope))
-        return jax.jvp(lambda s, e: _student(model, s, e, kappa), (s, f.error), (velocity, error_rate))
-
-    flow = _flow(model, eta, kappa, replicate)
-    moments, (every, rates) = integrated_and_read(flow, start, until, points, steps, jax.checkpoint(state))
-    student = indexed(every, slice(None, None, steps))
-    # The same with half as many steps; if there is one between two points, it then spans two intervals.
-    stride = 1 if steps > 1 else 2
-    still = _flow(fixed[0], *fixed[2][:2], replicate)
-    rough = integrated(still, fixed[1], fixed[2][2], (points - 1) // stride + 1, stride * steps // 2)
-    fine, law = indexed(lax.stop_gradient(moments), slice(None, None, stride)), fixed[0].law()
-    step_error = _relative(jax.tree.map(jnp.subtract, fine, rough), rough, law) / 15
-    end = lax.stop_gradient(indexed(moments, -1))
-    jump, growth, size = _linearised(still, end)
-    remaining = _relative(jump, end, law)
-    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves((moments, every))]))
-    is_steady = (remaining < _STEADY) & (growth < 10 * jnp.finfo(eta.dtype).eps ** 0.5 * size)
-    status = jnp.where(is_steady, Status.converged, Status.max_steps)
-    status = jnp.where(step_error < jnp.maximum(_TOL, 100 * jnp.finfo(eta.dtype).eps), status, Status.unresolved)
-    return Run(
-        student, every, rates, moments, step_error, remaining, growth, jnp.where(finite, status, Status.nonfinite)
-    )
 
 
 def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Callable[[Moments], Moments]:
@@ -382,7 +356,7 @@ def _flow(model: Model, eta: Array, kappa: Array, replicate: Replicate) -> Calla
     return jax.checkpoint(lambda s: drift(model, s, forces(model, overlaps_of(model, s), replicate), eta, kappa))
 
 
-def _relative(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]:
+def _largest_change(change: Moments, s: Moments, law: SpectralLaw) -> Float[Array, ""]:
     """Return the largest change of moments s, relative to the lengths of student, teacher and encodings."""
 
     def largest(a: Float[Array, "*batch K a b"]) -> Float[Array, "*batch"]:

@@ -173,7 +173,7 @@ def separation(model: Model, direction: str, *, nodes: AnyNodes = None) -> Quant
     rule, index = _rule(model, nodes), jnp.asarray(DIRECTIONS.index(direction))
     event = {"encodings": "encodings separate", "teacher": "teacher separates"}[direction]
     meaning = f"{event} from the bulk of a small start"
-    return Quantity.of_model(lambda m: _alphas(m, rule, index), model, name="alpha", event=event, meaning=meaning)
+    return Quantity.of_model(lambda m: _separations(m, rule, index), model, name="alpha", event=event, meaning=meaning)
 
 
 def _rule(model: Model, nodes: AnyNodes) -> Rule:
@@ -195,7 +195,7 @@ def _check(model: Model) -> Model:
         require(is_product, "law.gamma", gamma, "those of covariances Sigma_l = s_l Sigma")
         (L, r, _), (_, columns) = model.shape, model.columns
         normals = np.random.default_rng(0).standard_normal((64, L, columns))
-        H, tops = jax.device_get(_probe(model, jnp.asarray(normals, model.lam.dtype)))
+        H, tops = jax.device_get(_curvatures(model, jnp.asarray(normals, model.lam.dtype)))
         alike = np.einsum("nlk,ab->nlakb", H[:, :, 0, :, 0], np.eye(r))
         if not np.allclose(H, alike, rtol=1e-4, atol=1e-6 * np.abs(H).max()):
             text = "must have a loss with the same second derivative at zero for all columns of the student, and none"
@@ -207,7 +207,7 @@ def _check(model: Model) -> Model:
     return model
 
 
-def _hessian(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
+def _hessian_at_zero(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
     """Return the second derivative of the loss at zero student fields.
 
     Args:
@@ -220,7 +220,7 @@ def _hessian(model: Model, y: Float[Array, "L _"]) -> Float[Array, "L r L r"]:
 def _T(model: Model, Y: Float[Array, "N L _"]) -> Float[Array, "N L L"]:
     """Return T of sentences with teacher fields Y, with rows and columns scaled by sqrt(s_l)."""
     scale = jnp.sqrt(_token_scales(model))
-    T = -jax.vmap(lambda y: _hessian(model, y)[:, 0, :, 0])(Y)
+    T = -jax.vmap(lambda y: _hessian_at_zero(model, y)[:, 0, :, 0])(Y)
     return scale[:, None] * scale * T
 
 
@@ -237,14 +237,14 @@ def _token_scales(model: Model) -> Float[Array, " L"]:
 
 
 @jax.jit
-def _probe(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r L r"], Float[Array, " 2"]]:
+def _curvatures(model: Model, Y: Float[Array, "N L _"]) -> tuple[Float[Array, "N L r L r"], Float[Array, " 2"]]:
     """Return the numbers of `_check`: second derivatives at zero, and top eigenvalues of T far out and very far out.
 
     Args:
         Y: standard normals in place of the fields; `_FAR_FACTORS` stretch them for the eigenvalues.
     """
     tops = lax.map(lambda stretch: jnp.max(_top_eigenvalues(model, stretch * Y)), jnp.asarray(_FAR_FACTORS, Y.dtype))
-    return jax.vmap(lambda y: _hessian(model, y))(Y), tops
+    return jax.vmap(lambda y: _hessian_at_zero(model, y))(Y), tops
 
 
 @jax.jit
@@ -300,25 +300,7 @@ def _g(data: _Sentences, V: Float[Array, ""]) -> tuple[Float[Array, ""], Float[A
     return data.weight @ jnp.sum(G, 1), data.weight @ jnp.sum(G**2, 1)
 
 
-class _Moments(NamedTuple):
-    """Averages over the sentences at one response V."""
-
-    g: Float[Array, ""]  # E tr G
-    encodings: Float[Array, "L L"]  # E G
-    teacher: Float[Array, "t t"]  # E sum_kl G_kl v_k v_l^T - E tr G, with the teacher's normals v
-
-
-@precise
-def _moments(data: _Sentences, V: Float[Array, ""]) -> _Moments:
-    """Return the averages of G over the sentences."""
-    L, t = data.normals.shape[1:]
-    G = data.T @ inverse(jnp.eye(L, dtype=V.dtype) - V * data.T)
-    g = jnp.einsum("nll,n->", G, data.weight)
-    signal = jnp.einsum("nkl,nka,nlb,n->ab", G, data.normals, data.normals, data.weight)
-    return _Moments(g, jnp.einsum("nkl,n->kl", G, data.weight), signal - g * jnp.eye(t, dtype=V.dtype))
-
-
-def _first_root(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
+def _first_zero(fn: Callable[[Array], Array], points: Float[Array, " N"]) -> tuple[Array, Array]:
     """Return the first root of a function, and whether there is one.
 
     Args:
@@ -368,6 +350,7 @@ def _edge(model: Model, alpha: Array, data: _Sentences) -> Float[Array, ""]:
     return jnp.where(slope(lax.stop_gradient(data.end)) > 0, V, data.end)
 
 
+@precise
 def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: Array) -> Float[Array, ""]:
     """Return the number that must be one for zeta(V) to be the eigenvalue of a direction; it is less at small V.
 
@@ -375,19 +358,22 @@ def _signal(model: Model, alpha: Array, data: _Sentences, direction: Array, V: A
         direction: index in `DIRECTIONS`.
         V: response, at most that of the edge of the bulk.
     """
-    law, moments = model.law(), _moments(data, V)
-    responses = _responses(model, alpha, V, moments.g)
-    scale = jnp.sqrt(_token_scales(model))
-    c = _eigenvalues(model)
+    law, c, scale = model.law(), _eigenvalues(model), jnp.sqrt(_token_scales(model))
+    L, t = data.normals.shape[1:]
+    G = data.T @ inverse(jnp.eye(L, dtype=V.dtype) - V * data.T)
+    g = jnp.einsum("nll,n->", G, data.weight)
+    responses = _responses(model, alpha, V, g)
 
     def encodings() -> Array:
         gram = jnp.einsum("a,akl,a->kl", law.weights, law.tau, responses) / (scale[:, None] * scale)
-        return largest_eigenvalue(gram, alpha * moments.encodings)
+        return largest_eigenvalue(gram, alpha * jnp.einsum("nkl,n->kl", G, data.weight))
 
     def teacher() -> Array:
         whiten = inverse(cholesky(jnp.einsum("a,a,ast->st", law.weights, c, law.pi)))
         gram = whiten @ jnp.einsum("a,a,ast,a->st", law.weights, c**2, law.pi, responses) @ whiten.T
-        return largest_eigenvalue(gram, alpha * moments.teacher)
+        # E sum_kl G_kl v_k v_l^T, with the teacher's normals v
+        signal = jnp.einsum("nkl,nka,nlb,n->ab", G, data.normals, data.normals, data.weight)
+        return largest_eigenvalue(gram, alpha * (signal - g * jnp.eye(t, dtype=V.dtype)))
 
     return lax.cond(direction == 0, encodings, teacher)
 
@@ -406,7 +392,7 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
         points = edge * jnp.linspace(0.0, 1.0, _SCAN + 1, dtype=edge.dtype)
 
         def rate_of(direction: Array) -> tuple[Array, Array]:
-            V, separates = _first_root(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
+            V, separates = _first_zero(lambda V: _signal(model, alpha, data, direction, V) - 1, points)
             return jnp.where(separates, rate(data, V), bulk), separates
 
         values, separates = lax.map(rate_of, jnp.arange(len(DIRECTIONS)))
@@ -416,7 +402,7 @@ def _rates(model: Model, alpha: Array, rule: Rule) -> SmallRates:
 
 
 @program
-def _alphas(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
+def _separations(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
     """Return the alpha of a threshold in every replicate; NaN if there is none.
 
     At this alpha the eigenvalue of the direction reaches the edge of the bulk.
@@ -435,7 +421,7 @@ def _alphas(model: Model, rule: Rule, direction: Array) -> Float[Array, " R"]:
         low, high = np.log(_ALPHA_RANGE)
         first, last = np.log(_ALPHA_ENDS)
         points = np.concatenate([[first - 1, first], np.linspace(low, high, _SCAN + 1), [last]])
-        log_alpha, exists = _first_root(excess, jnp.asarray(points, model.lam.dtype))
+        log_alpha, exists = _first_zero(excess, jnp.asarray(points, model.lam.dtype))
         # If the direction separates already at the first end, its threshold lies below the range.
         return jnp.where(exists & (log_alpha > first), jnp.exp(log_alpha), jnp.nan)
 

@@ -84,8 +84,8 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     # The line that is probed points to the second minimum if the field has one, else along the double well of the loss.
     direction = law.pull(origin.other - origin.z)
     axis = law.pull(well_axis(law.model, law.y, r, 12))
-    u, _ = _unit(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
-    pairs, step = _probe(law, weight, u)
+    u, _ = _unit_vectors(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
+    pairs, step = _probe_lines(law, weight, u)
     candidates = jax.tree.map(
         lambda p, q: jnp.concatenate([p[None], q]), _Pair(origin.gap, jnp.zeros_like(u), origin.z, origin.other), pairs
     )
@@ -94,7 +94,7 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     closest = closest._replace(b=law.follow(closest.b, closest.place)[0])
     gap, place, a, b = either(breaks, closest, step)
     is_split = breaks | (gap == 0)
-    push, size = _unit(weight.pulled(law.pull(b - a)))
+    push, size = _unit_vectors(weight.pulled(law.pull(b - a)))
     u = jnp.where(is_split, push, u)
     # Along u the energy difference falls by `size` per unit.
     x = weight.along(u, place) + gap / jnp.where(size > 0, size, 1.0)
@@ -106,7 +106,7 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     return RoughJump(origin.z, u, x, pair, breaks)
 
 
-def _probe(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
+def _probe_lines(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tuple[_Pair, _Pair]:
     """Search for minima along lines through the centre of the weight, at more places where the lowest changes most.
 
     There may be a second minimum only close to the jump, so the search closes in on the steepest change.
@@ -162,13 +162,13 @@ def _probe(law: ClusterLaw, weight: SheetWeight, u: Float[Array, "n N"]) -> tupl
     return pairs, _Pair(jnp.where(is_step, 0.0, jnp.inf), weight.normals(jnp.mean(x, 0) * u), z[0], z[1])
 
 
-def _unit(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
+def _unit_vectors(v: Float[Array, "n N"]) -> tuple[Float[Array, "n N"], Float[Array, " N"]]:
     """Return unit vectors along vectors, and the lengths of the latter."""
     size = jnp.sqrt(total(v**2))
     return v / jnp.where(size > 0, size, 1.0), size
 
 
-class Smooth(NamedTuple):
+class SmoothSearch(NamedTuple):
     """Search results at N fields without a jump within reach, K nodes at each; n = L r, M = K N."""
 
     low: Float[Array, "L r N"]  # minimisers at the fields
@@ -177,13 +177,13 @@ class Smooth(NamedTuple):
     z: Float[Array, "L r M"]  # minimisers at the nodes
 
 
-def find_smooth(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> Smooth:
+def find_smooth(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> SmoothSearch:
     """Lay the nodes at fields without a jump or step within reach: a product of Gauss-Hermite rules in eta."""
     L, r, _ = law.h.shape
     return _smooth(law, s, rough_jump.low, jnp.tile(rough_jump.low, _SMOOTH ** (L * r)))
 
 
-def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z: Float[Array, "L r M"]) -> Smooth:
+def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z: Float[Array, "L r M"]) -> SmoothSearch:
     """Lay the nodes of the smooth rule, by following minima; M = K N.
 
     Args:
@@ -198,7 +198,7 @@ def _smooth(law: ClusterLaw, s: Float[Array, ""], low: Float[Array, "L r N"], z:
     size = jnp.asarray(np.log(shares) + 0.5 * np.sum(places**2, 0), low.dtype)
     log_weight = size[:, None] + weight.log_det - 0.5 * total(xi**2)
     xi = xi.reshape(n, -1)
-    return Smooth(low, xi, log_weight, law.follow(z, xi)[0])
+    return SmoothSearch(low, xi, log_weight, law.follow(z, xi)[0])
 
 
 class JumpSearch(NamedTuple):
@@ -237,10 +237,10 @@ class JumpSearch(NamedTuple):
         size = 0.5 * len(places) * np.log(2 * np.pi) + 0.5 * np.sum(places**2, 0) + np.log(shares)
         return jnp.asarray(size, self.jump.dtype)[:, None] + self.weight.log_det
 
-    @property
-    def along(self) -> Float[Array, "n N"]:
-        """Direction of the lines in the standard normals xi."""
-        return matvec(self.weight.root, self.direction)
+    def fall(self, law: ClusterLaw, a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
+        """Return how fast the energy of b's sheet falls below that of a's along the lines."""
+        along = matvec(self.weight.root, self.direction)
+        return total(jnp.tile(along, len(self.jump)) * law.pull(b - a)).reshape(self.jump.shape)
 
 
 def find_jumps(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> JumpSearch:
@@ -261,9 +261,9 @@ def find_jumps(law: ClusterLaw, s: Float[Array, ""], rough_jump: RoughJump) -> J
     return _refined_jumps(law, s, guess)
 
 
-def update_minima(law: ClusterLaw, s: Float[Array, ""], result: JumpSearch | Smooth) -> JumpSearch | Smooth:
+def update_minima(law: ClusterLaw, s: Float[Array, ""], result: JumpSearch | SmoothSearch) -> JumpSearch | SmoothSearch:
     """Update results of `find_jumps` or `find_smooth` to another law and s, by following the minima."""
-    if isinstance(result, Smooth):
+    if isinstance(result, SmoothSearch):
         return _smooth(law, s, result.low, result.z)
     low = law.follow(result.low, jnp.zeros_like(result.direction))[0]
     weight = law.weight_of(low, s)
@@ -286,10 +286,6 @@ def _refined_jumps(law: ClusterLaw, s: Float[Array, ""], guess: JumpSearch) -> J
         """Return whether two minimisers are different ones."""
         return (jnp.max(jnp.abs(a - b), (0, 1)) > 1e-2 * law.model.field_scale).reshape(J, N)
 
-    def rate(a: Float[Array, "L r JN"], b: Float[Array, "L r JN"]) -> Float[Array, "J N"]:
-        """Return how fast the energy of b's sheet falls below that of a's along the lines."""
-        return total(jnp.tile(guess.along, J) * law.pull(b - a)).reshape(J, N)
-
     def follow_sides(
         x: Float[Array, "J N"], sides: Sequence[Float[Array, "L r JN"]]
     ) -> tuple[list[Float[Array, "L r JN"]], list[Float[Array, " JN"]]]:
@@ -302,13 +298,13 @@ def _refined_jumps(law: ClusterLaw, s: Float[Array, ""], guess: JumpSearch) -> J
         """Take one Newton step towards equal energies; the place stays where there is no second minimum."""
         x, *sides = state
         (a, b), (low_energy, high_energy) = follow_sides(x, sides)
-        slope, rise = rate(a, b), (high_energy - low_energy).reshape(J, N)
+        slope, rise = guess.fall(law, a, b), (high_energy - low_energy).reshape(J, N)
         root = x + rise / jnp.where(slope > 0, slope, 1.0)
         return jnp.where((slope > 0) & differ(a, b), jnp.clip(root, -_MAX_DISTANCE, _MAX_DISTANCE), x), a, b
 
     x, *sides = lax.fori_loop(0, _ROOT_STEPS, refine, (guess.jump, *guess.sides))
     (a, b), _ = follow_sides(x, sides)
-    slope = rate(a, b)
+    slope = guess.fall(law, a, b)
     breaks = guess.breaks & differ(a, b) & (slope > 0)
     place = apply(law.spread, guess.normals(x[None]).reshape(a.shape))
     # Along the line the upper sheet's energy falls at the rate `slope` relative to the lower one's. Its weight is
@@ -329,14 +325,14 @@ class Cluster(eqx.Module):
     z: Float[Array, "L r M"]  # minimisers of the proximal problem at the nodes
 
 
-def cluster_at(law: ClusterLaw, result: JumpSearch | Smooth) -> Cluster:
+def cluster_at(law: ClusterLaw, result: JumpSearch | SmoothSearch) -> Cluster:
     """Return the nodes of the inner average, differentiable in the numbers of the law.
 
     Args:
         law: the point at which derivatives are taken.
         result: results of `find_jumps`, `find_smooth` or `update_minima` there, which count as constants.
     """
-    if isinstance(result, Smooth):
+    if isinstance(result, SmoothSearch):
         xi, log_weight = result.normals, result.log_weight
     else:
         x, weight = _nodes_around(result, _moving_jump(law, result))
@@ -350,11 +346,9 @@ def _moving_jump(law: ClusterLaw, result: JumpSearch) -> Float[Array, "J N"]:
     """Return the places of the jumps, with derivatives: a jump moves so that the two energies stay equal."""
     xi = result.normals(result.jump[None])
     low, high = (law.energy(z, xi) for z in result.sides)
-    pull = law.pull(result.sides[1] - result.sides[0])
-    slope = total(jnp.tile(result.along, len(result.jump)) * pull)
-    rise = high - low
+    rise, slope = (high - low).reshape(result.jump.shape), result.fall(law, *result.sides)
     move = (rise - lax.stop_gradient(rise)) / lax.stop_gradient(jnp.where(slope > 0, slope, jnp.inf))
-    return result.jump + jnp.where(result.breaks, move.reshape(result.jump.shape), 0.0)
+    return result.jump + jnp.where(result.breaks, move, 0.0)
 
 
 def _nodes_around(result: JumpSearch, jump: Float[Array, "J N"]) -> tuple[Float[Array, "K J N"], Float[Array, "K J N"]]:

@@ -33,7 +33,7 @@ from ..theory.observables import gen_error_in
 from ..theory.paths import Call, Path
 from ..theory.solve import Request, check_alpha, solve_checked
 from ..theory.states import FixedPoint, State
-from .newton import Moving, Problem, Solution, fixed_point
+from .newton import Equations1RSB, Moving, Solution, fixed_point
 from .potentials import Averages, OneRSBOverlaps, averages_at
 
 ORDER = 5  # order of the rule of lines: the elevation is good to 1 % (four replicates, alpha_c of the standard setting)
@@ -218,7 +218,7 @@ def lines_1rsb(model: Model, order: int, lines: int | None, replicates: int, see
     return Lines(order, lines=lines, points=_POINTS, seed=seed, replicates=replicates).rule(model)
 
 
-class _Guess(NamedTuple):
+class _Neighbour(NamedTuple):
     """Start of a replicate from the solution of another one."""
 
     shift: OneRSBOverlaps  # change of the order parameters by breaking
@@ -243,11 +243,11 @@ def _replicates(rs: FixedPoint, rule: Rule, s: Float[Array, ""] | None, is_diffe
     guess = None
     while pending and guess is None:
         k = pending.pop(0)
-        results[k] = yield from _search(rs, s, None, k, layouts[k])
+        results[k] = yield from _newton_path(rs, s, None, k, layouts[k])
         guess = _guess_from(rs, k, results[k])
     if guess is not None:
         retried = [*pending, *(k for k in results if _guess_from(rs, k, results[k]) is None)]
-        for k, retry in zip(retried, (yield [_search(rs, s, guess, k, layouts[k]) for k in retried]), strict=True):
+        for k, retry in zip(retried, (yield [_newton_path(rs, s, guess, k, layouts[k]) for k in retried]), strict=True):
             candidates = [result for result in (results.get(k), retry) if result is not None]
             results[k] = min(candidates, key=lambda result: result.residual, default=None)
     solved = {k: result for k, result in results.items() if result is not None}
@@ -272,7 +272,7 @@ def _lay(rs: FixedPoint, s: Float[Array, ""] | None, k: int, lines: LineNodes) -
     return _Layout(x, s_start, averages_at(rs.model, state.overlaps, x, s_start, lines))
 
 
-def _search(rs: FixedPoint, s: Float[Array, ""] | None, guess: _Guess | None, k: int, layout: _Layout) -> Path:
+def _newton_path(rs: FixedPoint, s: Float[Array, ""] | None, guess: _Neighbour | None, k: int, layout: _Layout) -> Path:
     """Path of Newton's method in replicate k; returns a `Solution` or None.
 
     If clusters become wider than those that the nodes were laid for, jumps have come near to other fields, and nodes
@@ -294,20 +294,20 @@ def _search(rs: FixedPoint, s: Float[Array, ""] | None, guess: _Guess | None, k:
         if attempt:
             averages = yield Call(averages_at, (model, state.overlaps, x, s_start, layout.averages.lines))
             layout = _Layout(x, s_start, averages)
-        problem = Problem(model, rs.alpha, layout.averages, free, jnp.asarray(s is None), state.train_loss)
+        problem = Equations1RSB(model, rs.alpha, layout.averages, free, jnp.asarray(s is None), state.train_loss)
         result = yield from fixed_point(problem, x, s_start, matrix)
-        if result is None or _trace(result.x.q1 - result.x.q0) <= _MAX_GROWTH * _trace(layout.x.q1 - layout.x.q0):
+        if result is None or _traces(result.x.q1 - result.x.q0) <= _MAX_GROWTH * _traces(layout.x.q1 - layout.x.q0):
             break
         x, s_start, matrix = result.x, result.s, result.matrix
     return result
 
 
-def _guess_from(rs: FixedPoint, k: int, result: Solution | None) -> _Guess | None:
+def _guess_from(rs: FixedPoint, k: int, result: Solution | None) -> _Neighbour | None:
     """Return the start that a replicate gives to the others, or None if it was not solved."""
     if result is None or result.status > Status.stalled:
         return None
     unbroken = _unbroken_overlaps(indexed(rs.replicates.overlaps, k))
-    return _Guess(jax.tree.map(jnp.subtract, result.x, unbroken), result.s, result.matrix)
+    return _Neighbour(jax.tree.map(jnp.subtract, result.x, unbroken), result.s, result.matrix)
 
 
 def _broken(
@@ -381,7 +381,7 @@ def _start(
     response = _START * (x.V - V)
     if s is None:
         s = _GROUND / state.train_loss
-        v = _trace(response) / _trace(x.V)
+        v = _traces(response) / _traces(x.V)
         from_elevation = v**2 * (1 - diagnostics.replicon) / (8 * diagnostics.rs_error)
         s = jnp.where(from_elevation > 0, jnp.minimum(s, from_elevation), s)
     # Units of q keep q0 positive. With several columns the jumps may carry part of the response in one direction only.
@@ -393,7 +393,7 @@ def _start(
     return OneRSBOverlaps(x.q, x.q - spread @ jnp.swapaxes(spread, -1, -2), V, free[0] * x.theta, free[1] * x.m), s
 
 
-def _trace(a: Float[Array, "L r r"]) -> Float[Array, ""]:
+def _traces(a: Float[Array, "L r r"]) -> Float[Array, ""]:
     """Return the trace of a matrix of every token, summed over the tokens."""
     return jnp.sum(jnp.trace(a, axis1=1, axis2=2))
 

@@ -27,7 +27,16 @@ from ..base.results import Status
 from ..model.model import Model
 from ..model.overlaps import admissible
 from ..theory.paths import Call, Path
-from .potentials import Averages, OneRSBOverlaps, Setting, channel_expansion, conjugates, free_energy, overlaps, prior
+from .potentials import (
+    Averages,
+    OneRSBOverlaps,
+    PointAt,
+    channel_expansion,
+    conjugates_1rsb,
+    free_energy_1rsb,
+    overlaps_1rsb,
+    prior_1rsb,
+)
 
 _TOL, _STALLED = 1e-4, 3e-3  # residuals at which a state has converged, and at which the nodes resolve it no further
 # Weight of the steepness, d loss / d log s over the elevation, in the residual. The elevation is off by its square.
@@ -59,7 +68,7 @@ def coordinates(x: OneRSBOverlaps, s: Float[Array, ""]) -> tuple[Float[Array, " 
     return v, unpack
 
 
-class Look(NamedTuple):
+class Residuals(NamedTuple):
     """The equations at one state, in jax or numpy: a residual for each coordinate and, last, d loss / d log s."""
 
     v: Float[Any, " n"]  # coordinates of the state
@@ -84,17 +93,17 @@ class _Values(NamedTuple):
 
 
 def _expansion(
-    setting: Setting, averages: Averages, u: Float[Array, " k"], free: Float[Array, "2"], with_slopes: Bool[Array, ""]
+    setting: PointAt, averages: Averages, u: Float[Array, " k"], free: Float[Array, "2"], with_slopes: Bool[Array, ""]
 ) -> tuple[_Values, _Values, Model]:
     """Return the equations at u, their derivatives in u, (..., k), zero unless `with_slopes`, and dM_s / d model."""
     values, slopes, by_model = channel_expansion(setting, averages, u, with_slopes)
 
     def equations(u: Float[Array, " k"], M: Float[Array, ""], by_x: OneRSBOverlaps, by_s: Float[Array, ""]) -> _Values:
         model, alpha, x, s = setting(u)
-        hats = conjugates(alpha, s, by_x, free)
-        explicit = jax.grad(lambda s: free_energy(model, alpha, x, hats, s, 0 * M))(s)
-        image = coordinates(overlaps(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
-        return _Values(image, M, -free_energy(model, alpha, x, hats, s, M), hats)
+        hats = conjugates_1rsb(alpha, s, by_x, free)
+        explicit = jax.grad(lambda s: free_energy_1rsb(model, alpha, x, hats, s, 0 * M))(s)
+        image = coordinates(overlaps_1rsb(model, hats, s), s)[0].at[-1].set(s * (explicit - alpha * by_s))
+        return _Values(image, M, -free_energy_1rsb(model, alpha, x, hats, s, M), hats)
 
     def column(*d: Array | OneRSBOverlaps) -> tuple[_Values, _Values]:
         return jax.jvp(equations, (u, *values), d)
@@ -104,7 +113,7 @@ def _expansion(
 
 
 @program
-def _look(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes: Bool[Array, ""]) -> Look:
+def _look(problem: Equations1RSB, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes: Bool[Array, ""]) -> Residuals:
     """Return the equations at a state, to first order if `with_slopes`."""
     model, alpha, averages, free, *_ = problem
     v, unpack = coordinates(x, s)
@@ -117,8 +126,8 @@ def _look(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes:
         for is_free, a in zip(free, (x.theta, x.m), strict=True)
     ]
     columns = ravel_pytree((*sizes, *free_sizes, jnp.ones_like(s)))[0]
-    by_prior = jax.grad(prior)(model, hats, s)
-    return Look(
+    by_prior = jax.grad(prior_1rsb)(model, hats, s)
+    return Residuals(
         v=v,
         residual=image - v.at[-1].set(0.0),
         matrix=jnp.diag(jnp.ones_like(v).at[-1].set(0.0)) - slopes.image,
@@ -144,7 +153,7 @@ class Moving(NamedTuple):
 
 
 @program
-def _moving(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""]) -> Moving:
+def _moving(problem: Equations1RSB, x: OneRSBOverlaps, s: Float[Array, ""]) -> Moving:
     """Return the derivatives of a state by the implicit function theorem; s moves only if it is a ground state."""
     model, alpha, averages, free, ground, _ = problem
     (p, numbers), (v, unpack) = ravel_pytree((model, alpha)), coordinates(x, s)
@@ -166,7 +175,7 @@ def _moving(problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""]) -> Moving:
     return Moving(by_x, by_s, jax.tree.map(total, slopes.hats), total(slopes.channel), -total(slopes.image)[-1])
 
 
-class Problem(NamedTuple):
+class Equations1RSB(NamedTuple):
     """The equations of one replicate of the averages.
 
     Attributes:
@@ -183,10 +192,10 @@ class Problem(NamedTuple):
     rs_loss: Float[Array, ""]
 
     def look(self, x: OneRSBOverlaps, s: Float[Array, ""], with_slopes: bool) -> Path:
-        """Path of the equations at a state, with their derivatives if `with_slopes`; returns a `Look`."""
+        """Path of the equations at a state, with their derivatives if `with_slopes`; returns a `Residuals`."""
         return jax.tree.map(np.asarray, (yield Call(_look, (self, x, s, jnp.asarray(with_slopes)))))
 
-    def steepness(self, look: Look) -> float:
+    def steepness(self, look: Residuals) -> float:
         """Return d loss / d log s over the elevation."""
         return float(look.loss_by_log_s / max(abs(look.loss - float(self.rs_loss)), _NOISE * look.loss))
 
@@ -207,10 +216,10 @@ class Problem(NamedTuple):
 class Solution(NamedTuple):
     """Result of Newton's method: the state, the equations there, and the last matrix."""
 
-    problem: Problem
+    problem: Equations1RSB
     x: OneRSBOverlaps
     s: Float[Array, ""]
-    look: Look
+    look: Residuals
     residual: float
     matrix: Float[np.ndarray, "n n"]
 
@@ -227,7 +236,7 @@ class Solution(NamedTuple):
 
 
 def fixed_point(
-    problem: Problem, x: OneRSBOverlaps, s: Float[Array, ""], matrix: Float[np.ndarray, "n n"] | None
+    problem: Equations1RSB, x: OneRSBOverlaps, s: Float[Array, ""], matrix: Float[np.ndarray, "n n"] | None
 ) -> Path:
     """Path of Newton's method; returns the `Solution` of smallest residual, or None if no residual is finite.
 
@@ -239,7 +248,7 @@ def fixed_point(
     best, last = None, None
     idle_steps, residual, size, target = 0, np.inf, np.inf, np.inf
     for step in range(_STEPS):
-        look: Look = yield from problem.look(x, s, with_slopes)
+        look: Residuals = yield from problem.look(x, s, with_slopes)
         before, size = size, float(np.max(np.abs((look.residual / look.rows)[:-1])))
         if not np.isfinite(size):
             break
@@ -264,7 +273,9 @@ def fixed_point(
     return None if best is None or matrix is None else best._replace(matrix=matrix)
 
 
-def _newton_step(look: Look, matrix: Float[np.ndarray, "n n"], count: int, steepness: float) -> Float[np.ndarray, " n"]:
+def _newton_step(
+    look: Residuals, matrix: Float[np.ndarray, "n n"], count: int, steepness: float
+) -> Float[np.ndarray, " n"]:
     """Return a step in the first `count` coordinates, in units of their sizes.
 
     log s goes uphill if the loss is steep.

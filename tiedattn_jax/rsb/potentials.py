@@ -154,11 +154,11 @@ def _remainder(nodes: BlockNodes, p: Point) -> Float[Array, ""]:
 
 
 # Maps numbers to model, alpha, order parameters and s.
-Setting = Callable[[Float[Array, " k"]], tuple[Model, Float[Array, ""], OneRSBOverlaps, Float[Array, ""]]]
+PointAt = Callable[[Float[Array, " k"]], tuple[Model, Float[Array, ""], OneRSBOverlaps, Float[Array, ""]]]
 
 
 def channel_expansion(
-    setting: Setting, averages: Averages, u: Float[Array, " k"], with_slopes: Bool[Array, ""]
+    setting: PointAt, averages: Averages, u: Float[Array, " k"], with_slopes: Bool[Array, ""]
 ) -> tuple[tuple, tuple, Model]:
     """Return M_s with its gradients in the order parameters and in s, their derivatives in u, and dM_s / d model.
 
@@ -205,7 +205,7 @@ def channel_expansion(
     return jax.tree.map(lambda *parts: sum(parts), *shares)
 
 
-def prior(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> Float[Array, ""]:
+def prior_1rsb(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> Float[Array, ""]:
     """Return the prior potential psi_s of the ridge.
 
     ``1/2 E tr[D^{-1} (b b^T + sum_k gamma_k qhat0_k)] - 1/(2 s) E log det(1 - s Lam^{-1} c2)`` with
@@ -219,7 +219,7 @@ def prior(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> Float[Arra
     return law.weights @ (0.5 * jnp.trace(solve(D, square), axis1=1, axis2=2) - 0.5 * ratio / s)
 
 
-def free_energy(
+def free_energy_1rsb(
     model: Model,
     alpha: Float[Array, ""],
     x: OneRSBOverlaps,
@@ -234,10 +234,10 @@ def free_energy(
     """
     pairing = 0.5 * jnp.sum(hats.V * x.q1 - hats.q1 * x.V) - jnp.sum(hats.m * x.m) - jnp.sum(hats.theta * x.theta)
     entropic = 0.5 * s * jnp.sum(hats.q1 * x.q1 - hats.q0 * x.q0)
-    return pairing - entropic + prior(model, hats, s) - alpha * M
+    return pairing - entropic + prior_1rsb(model, hats, s) - alpha * M
 
 
-def conjugates(
+def conjugates_1rsb(
     alpha: Float[Array, ""], s: Float[Array, ""], g: OneRSBOverlaps, free: Float[Array, "2"]
 ) -> OneRSBOverlaps:
     """Return the conjugates, which are gradients of M_s."""
@@ -246,9 +246,9 @@ def conjugates(
     return OneRSBOverlaps(q1, q0, V, -alpha * free[0] * g.theta, -alpha * free[1] * g.m)
 
 
-def overlaps(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> OneRSBOverlaps:
+def overlaps_1rsb(model: Model, hats: OneRSBOverlaps, s: Float[Array, ""]) -> OneRSBOverlaps:
     """Return the order parameters, which are gradients of psi_s."""
-    g = jax.grad(lambda hats: prior(model, hats, s))(hats)
+    g = jax.grad(lambda hats: prior_1rsb(model, hats, s))(hats)
     q1 = -2 * symmetric(g.V)
     return OneRSBOverlaps(q1, -2 / s * symmetric(g.q0), 2 * symmetric(g.q1) - s * q1, g.theta, g.m)
 
@@ -257,13 +257,13 @@ def averages_at(model: Model, rs: Overlaps, x: OneRSBOverlaps, s: Float[Array, "
     """Lay fields along the lines, dense at the jumps of the RS state, in groups with and without a jump nearby."""
     width = float(jnp.sqrt(jnp.trace(x.q1 - x.q0, axis1=1, axis2=2).sum() / jnp.trace(rs.q, axis1=1, axis2=2).sum()))
     blocks = _in_blocks(lay_fields(model, rs, lines, width), _SMOOTH_BLOCK)
-    blocks = blocks._replace(searches=_search(find_rough_jump, (model, x, s), blocks))
+    blocks = blocks._replace(searches=_search_blocks(find_rough_jump, (model, x, s), blocks))
     flat = jax.tree.map(lambda a: np.moveaxis(np.asarray(a), 0, -2).reshape(*a.shape[1:-1], -1), blocks)
     has_jump, is_weighted = np.any(flat.searches[0].jump != 0, (0, 1)), flat.weight > 0
 
     def group(find: Callable[..., tuple], mask: Bool[np.ndarray, " fields"], width: int) -> Outer:
         subset = _in_blocks(indexed(flat, (..., mask)), width)
-        return subset._replace(searches=_search(find, (model, x, s), subset))
+        return subset._replace(searches=_search_blocks(find, (model, x, s), subset))
 
     return Averages(
         group(find_jumps, has_jump & is_weighted, _BLOCK),
@@ -348,7 +348,7 @@ def _in_blocks(outer: Outer, width: int) -> Outer:
 
 
 @eqx.filter_jit
-def _search(find: Callable[..., tuple], p: Point, blocks: Outer) -> tuple:
+def _search_blocks(find: Callable[..., tuple], p: Point, blocks: Outer) -> tuple:
     """Apply a search of `clusters` to all blocks that have fields with a weight."""
 
     def search_block(block: Outer) -> PyTree:

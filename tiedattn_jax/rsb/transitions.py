@@ -86,19 +86,19 @@ def transition(
     if event == ALPHA_L:
         owner = int(baseline_branch(*(bool(b.gen_error < b.gen_error_linear) for b in critical.branches)))
     if owner == 1:
-        shift = _exchange(primal, critical.alpha, rule, progress)
+        shift = _exchange_shift(primal, critical.alpha, rule, progress)
         return _moved(model, as_event(critical, event, critical.branches), *shift)
     rs = lax.stop_gradient(linear_crossing(primal, critical, progress=progress))
     if not rs.ok:
         raise InputError("transition", f"must have an alpha_l beside alpha_c, got status {rs.status_name}")
-    return _moved(model, rs, *_crossing(primal, rs, PAIR[0] if owner == 0 else PAIR[1], rule, progress))
+    return _moved(model, rs, *_baseline_shift(primal, rs, PAIR[0] if owner == 0 else PAIR[1], rule, progress))
 
 
 # 1RSB states that define a transition, its shifts in all replicates, and the derivatives of these, (R, ...).
 _Shift = tuple[tuple[OneRSBPoint, ...], Float[Array, " R"], Model]
 
 
-def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any], progress: Progress) -> _Shift:
+def _exchange_shift(model: Model, alpha: Float[Array, ""], rule: dict[str, Any], progress: Progress) -> _Shift:
     """Return the shift of alpha_c, where the losses of both branches cross, from the RS value `alpha`."""
     pair = tuple(solve(model, alpha, branch, progress=progress, **rule) for branch in PAIR)
     a, b = (point.replicates for point in pair)
@@ -115,7 +115,7 @@ def _exchange(model: Model, alpha: Float[Array, ""], rule: dict[str, Any], progr
     return pair, shifts, difference(root_rates(*partials), root_rates(*rs))
 
 
-def _crossing(model: Model, rs: Quantity, branch: str, rule: dict[str, Any], progress: Progress) -> _Shift:
+def _baseline_shift(model: Model, rs: Quantity, branch: str, rule: dict[str, Any], progress: Progress) -> _Shift:
     """Return the shift of alpha_l, where a branch starts to beat the baseline, from the RS value on the same lines."""
     event = EVENTS[f"{branch} baseline"]
     guess = guess_of(event, rs.branches)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from ..averages.nodes import sobol_normals
 from ..averages.recipes import Sobol
 from ..base.arrays import determinant, ldl_solve, total
-from ..base.derivatives import derivative_along, with_tangent
+from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete
 from ..base.nodewise import nodewise
 from .layer import Layer
@@ -110,7 +110,7 @@ def _lattice(layer: Layer, half: bool) -> WideNodes:
     return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], padded[:, :0], weight)))
 
 
-class Averages(NamedTuple):
+class ChannelAverages(NamedTuple):
     """Averages of the channel; the coordinates of the scores make the fields isotropic, and g = (h - w) / V.
 
     Attributes:
@@ -120,7 +120,8 @@ class Averages(NamedTuple):
         signal: mhat = E Tr dg / dy.
         force: qhat = E |g|^2.
         curvature: E Tr (dg / dw)^2.
-        push: minus the derivative of `moreau` by the numbers that shift the scores, (k,): E D^T g, see `directions`.
+        push: minus the derivative of `moreau` by the numbers that shift the scores, (k,): E D^T g with the D of
+            `shift_directions`.
         stiffness: its second derivative, - E D^T dg / dw D, (k, k).
         margin: smallest determinant of 1 + V d^2 loss / dh^2 over the nodes; the proximal point is unique where it is
             positive.
@@ -137,7 +138,7 @@ class Averages(NamedTuple):
     margin: Float[Array, ""]
 
 
-def fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Array, "n N"], Float[Array, "n N"]]:
+def score_fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Array, "n N"], Float[Array, "n N"]]:
     """Return the student's and the teacher's fields (n, N) at the nodes of one replicate."""
     residual = jnp.maximum(q - m**2 / rho, 0.0)
     # The square root has no derivative at zero, where the student's own part vanishes.
@@ -145,7 +146,7 @@ def fields(nodes: WideNodes, q: Array, m: Array, rho: Array) -> tuple[Float[Arra
     return m / jnp.sqrt(rho) * nodes.teacher + spread * nodes.student, jnp.sqrt(rho) * nodes.teacher
 
 
-def directions(layer: Layer, nodes: WideNodes) -> Float[Array, "n k N"]:
+def shift_directions(layer: Layer, nodes: WideNodes) -> Float[Array, "n k N"]:
     """Return D: the numbers t of the encodings shift the student's scores by D t inside the loss.
 
     Encodings whose length grows with d shift all coordinates freely. Those of length P, p_1 = -p_2, have a spike of S
@@ -159,7 +160,7 @@ def directions(layer: Layer, nodes: WideNodes) -> Float[Array, "n k N"]:
     return layer.coordinates(z[:, None] * z - jnp.eye(2, dtype=z.dtype)[..., None])[:, None]
 
 
-def averages(
+def channel_averages(
     layer: Layer,
     nodes: WideNodes,
     q: Array,
@@ -167,18 +168,18 @@ def averages(
     V: Array,
     t: Float[Array, " k"],
     guess: Float[Array, "n N"] | None = None,
-) -> tuple[Averages, Float[Array, "n N"]]:
+) -> tuple[ChannelAverages, Float[Array, "n N"]]:
     """Return the averages over the nodes of one replicate, and the proximal points.
 
     Args:
-        t: numbers that shift the student's scores inside the loss, see `directions`; empty for none.
+        t: numbers that shift the student's scores inside the loss, see `shift_directions`; empty for none.
         guess: points from which the proximal points are searched, by default the student's fields.
     """
-    w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    D = directions(layer, nodes)
+    w, y = score_fields(nodes, q, m, layer.teacher.rho + layer.noise)
+    D = shift_directions(layer, nodes)
     shift = _shift(D, t)
-    h = prox(layer, w, y, V, shift, guess)
-    gradient, H, C = (at_nodes(fn)(layer, h, y, shift) for fn in (_gradient, _hessian, _cross))
+    h = score_prox(layer, w, y, V, shift, guess)
+    gradient, H, C = (at_nodes(fn)(layer, h, y, shift) for fn in (_score_gradient, _score_hessian, _score_cross))
     n = len(h)
     eye = jnp.eye(n, dtype=h.dtype)[..., None]
     matrix = eye + V * H
@@ -192,10 +193,10 @@ def averages(
     def trace(a: Array) -> Array:
         return total(a[i, i] for i in range(n))
 
-    loss = at_nodes(_loss)(layer, h, y, shift)
+    loss = at_nodes(_score_loss)(layer, h, y, shift)
     square = jnp.sum(gradient**2, 0)
     twice = total(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
-    means = Averages(
+    means = ChannelAverages(
         moreau=mean(loss + 0.5 * V * square),
         train_loss=mean(loss),
         information=-mean(trace(by_w)),
@@ -209,19 +210,12 @@ def averages(
     return means, h
 
 
-class Response(NamedTuple):
-    """What message passing needs of every sentence: g, (n, N), and the average - Tr dg / dw."""
-
-    gradient: Float[Array, "n N"]
-    information: Float[Array, ""]
-
-
-def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> Response:
-    """Return the messages at proximal points h."""
-    H = at_nodes(_hessian)(layer, h, y, shift)
+def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
+    """Return what message passing needs at proximal points h: g of every sentence, and the average - Tr dg / dw."""
+    H = at_nodes(_score_hessian)(layer, h, y, shift)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return Response(-at_nodes(_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n))))
+    return -at_nodes(_score_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n)))
 
 
 def second_start(
@@ -233,17 +227,19 @@ def second_start(
     point may be lower, and a search from zero can miss a point near the fields. Of 150,000 nodes with V beta^2 up to
     200, the two starts together miss the lowest point at two, the fields alone at 97.
     """
-    w, y = fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    shift = _shift(directions(layer, nodes), t)
+    w, y = score_fields(nodes, q, m, layer.teacher.rho + layer.noise)
+    shift = _shift(shift_directions(layer, nodes), t)
 
-    def energy(h: Array) -> Array:
-        return V * at_nodes(_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
-
-    other, value = prox(layer, w, y, V, shift), energy(points)
+    other, value = score_prox(layer, w, y, V, shift), _prox_energy(points, layer, w, y, V, shift)
     unit = jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho)
     differ = jnp.max(jnp.abs(other - points), 0) > _APART * unit
-    is_lower = differ & (energy(other) < value - max(_SAME, 1e3 * float(jnp.finfo(w.dtype).eps)) * jnp.abs(value))
+    is_lower = differ & (_prox_energy(other, layer, w, y, V, shift) < value - tolerance(_SAME, 1e3, w) * jnp.abs(value))
     return jnp.where(is_lower, other, points), jnp.sum(nodes.weight * differ)
+
+
+def tolerance(least: float, units: float, a: Array) -> float:
+    """Return a tolerance for numbers like a: `least`, or so many units in the last place if these are larger."""
+    return max(least, units * float(jnp.finfo(a.dtype).eps))
 
 
 def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N"]:
@@ -252,53 +248,58 @@ def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N
 
 def test_error(layer: Layer, nodes: WideNodes, q: Array, m: Array, t: Float[Array, " k"]) -> Array:
     """Return the loss on fresh sentences without noise."""
-    w, y = fields(nodes, q, m, layer.teacher.rho)
-    return jnp.sum(nodes.weight * at_nodes(_loss)(layer, w, y, _shift(directions(layer, nodes), t)))
+    w, y = score_fields(nodes, q, m, layer.teacher.rho)
+    return jnp.sum(nodes.weight * at_nodes(_score_loss)(layer, w, y, _shift(shift_directions(layer, nodes), t)))
 
 
-def prox(layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None) -> Float[Array, "n N"]:
+def score_prox(
+    layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None
+) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
     Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
     """
-    layer_, w_, y_, V_, shift_ = lax.stop_gradient((layer, w, y, V, shift))
+    problem = layer_, w_, y_, V_, shift_ = lax.stop_gradient((layer, w, y, V, shift))
     n = len(w)
     eye = jnp.eye(n, dtype=w.dtype)[..., None]
-    eps = float(jnp.finfo(w.dtype).eps)
+    least, tol = tolerance(_ROUNDING, 1e3, w), tolerance(_PROX_TOL, 20.0, w)
     unit = jnp.sqrt(jnp.mean(y_**2)) + jnp.max(jnp.abs(w_), 0)
-
-    def energy(h: Array) -> Array:
-        return V_ * at_nodes(_loss)(layer_, h, y_, shift_) + 0.5 * jnp.sum((h - w_) ** 2, 0)
 
     def body(state: tuple) -> tuple:
         h, value, damping, _, count = state
-        residual = h - w_ + V_ * at_nodes(_gradient)(layer_, h, y_, shift_)
-        matrix = (1 + damping) * eye + V_ * at_nodes(_hessian)(layer_, h, y_, shift_)
+        residual = _prox_residual(h, *problem)
+        matrix = (1 + damping) * eye + V_ * at_nodes(_score_hessian)(layer_, h, y_, shift_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
         length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
-        new = energy(trial)
-        better = (new <= value) | (length < max(_ROUNDING, 1e3 * eps))
+        new = _prox_energy(trial, *problem)
+        better = (new <= value) | (length < least)
         damping = jnp.where(better, jnp.where(damping > 1e-3, damping / 8, 0.0), jnp.maximum(4 * damping, 1.0))
-        is_done = jnp.all(length <= max(_PROX_TOL, 20 * eps))
+        is_done = jnp.all(length <= tol)
         return jnp.where(better, trial, h), jnp.where(better, new, value), damping, is_done, count + 1
 
     first = w_ if guess is None else lax.stop_gradient(guess)
-    start = (first, energy(first), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
+    start = (first, _prox_energy(first, *problem), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
-    return _attach_prox(h, layer, w, y, V, shift)
+    return with_root(_prox_residual, h, layer, w, y, V, shift, solve=_prox_solve)
 
 
-@with_tangent
-def _attach_prox(primals: tuple, tangents: tuple) -> Float[Array, "n N"]:
-    h, layer, w, y, V, shift = primals
+def _prox_energy(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, " N"]:
+    """Return V loss + |h - w|^2 / 2, which the proximal points minimise."""
+    return V * at_nodes(_score_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
-    def residual(layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Array:
-        return h - w + V * at_nodes(_gradient)(layer, h, y, shift)
 
-    change = derivative_along(residual, (layer, w, y, V, shift), tangents[1:])
-    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_hessian)(layer, h, y, shift)
-    return -ldl_solve(matrix, change[:, None])[:, 0]
+def _prox_residual(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, "n N"]:
+    """Return the gradient of the energy."""
+    return h - w + V * at_nodes(_score_gradient)(layer, h, y, shift)
+
+
+def _prox_solve(
+    change: Array, h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array
+) -> Float[Array, "n N"]:
+    """Return the steps that change the residual by `change`."""
+    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_score_hessian)(layer, h, y, shift)
+    return ldl_solve(matrix, change[:, None])[:, 0]
 
 
 def at_nodes(fn: Any) -> Any:
@@ -306,10 +307,10 @@ def at_nodes(fn: Any) -> Any:
     return lambda layer, h, y, shift: nodewise(fn)(layer, h + shift, y)
 
 
-def _loss(layer: Layer, h: Array, y: Array) -> Array:
+def _score_loss(layer: Layer, h: Array, y: Array) -> Array:
     return layer.node_loss(h, y)
 
 
-_gradient = jax.grad(_loss, 1)
-_hessian = jax.hessian(_loss, 1)
-_cross = jax.jacfwd(_gradient, 2)
+_score_gradient = jax.grad(_score_loss, 1)
+_score_hessian = jax.hessian(_score_loss, 1)
+_score_cross = jax.jacfwd(_score_gradient, 2)

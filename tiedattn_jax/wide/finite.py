@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
-from ..base.arrays import Number, precise
+from ..base.arrays import Number, either, precise
 from ..base.errors import (
     InputError,
     as_number,
@@ -28,9 +28,9 @@ from ..base.errors import (
 )
 from ..base.report import Description, rows_of
 from ..base.results import Average, Result, Status, student_factor
-from .channel import prox, response
+from .channel import response, score_prox, tolerance
 from .layer import Layer, require_layer
-from .states import WidePoint
+from .states import WideNumbers, WidePoint
 
 _TOL = 1e-9  # relative change of the matrix in the last step of training
 _PASSED = 1e-8  # the same for message passing
@@ -99,18 +99,14 @@ def scores(x: Float[Array, "n L d"], S: Float[Array, "d d"]) -> Float[Array, "n 
     return (product - jnp.eye(L, dtype=x.dtype) * jnp.trace(S)) / np.sqrt(d)
 
 
-class WideTraining(Result):
+class WideTraining(WideNumbers, Result):
     """A trained or inferred matrix of a wide layer.
 
     Attributes:
         S: the matrix, (d, d).
         alpha: sentences per squared dimension.
-        q, m, trace: Tr S^2 / d, Tr S S* / d, Tr S / d.
-        train_loss: loss of a training sentence.
-        gen_error: loss on fresh sentences without noise; an average over as many sentences as were trained on.
-        energy: risk over d^2.
-        share: share of the eigenvalues that are not zero.
-        largest: largest eigenvalue.
+        q, m, trace, train_loss, gen_error, energy, share, largest: its numbers, see `WideNumbers`. The test error is an
+            average over as many sentences as were trained on.
         offset: shift of the scores by the encodings, p_a^T S p_b / sqrt(d), (L, L).
         iterations: number of steps.
         status: `Status` as an integer.
@@ -118,22 +114,13 @@ class WideTraining(Result):
 
     S: Float[Array, "d d"]
     alpha: Float[Array, ""]
-    q: Float[Array, ""]
-    m: Float[Array, ""]
-    trace: Float[Array, ""]
-    train_loss: Float[Array, ""]
-    gen_error: Float[Array, ""]
-    energy: Float[Array, ""]
-    share: Float[Array, ""]
-    largest: Float[Array, ""]
     offset: Float[Array, "L L"]
     iterations: Int[Array, ""]
     status: Int[Array, ""]
 
     def describe(self) -> Description:
-        names = "q", "m", "trace", "train_loss", "gen_error", "energy", "share", "largest"
         title = f"Wide layer, d = {len(self.S)}, alpha = {float(self.alpha):.4g}"
-        rows = rows_of({name: getattr(self, name) for name in names}, meanings=WidePoint.SHOWN)
+        rows = rows_of(vars(WideNumbers.of(self)), meanings=WidePoint.SHOWN)
         return Description(title, self.status_name, [*rows, ("iterations", str(int(self.iterations)))])
 
 
@@ -147,8 +134,7 @@ def train(
         key: random key of the first Q, and of the sentences of the test error; by default that of zero.
         steps: largest number of steps.
     """
-    require_layer(model)
-    require_kind(data, "data", WideData, "sentences from wide.sample_data")
+    _require_data(model, data)
     require_choice(over, "over", ("S", "Q"))
     require_count(steps, "steps")
     key = require_key(jax.random.key(0) if key is None else key)
@@ -159,7 +145,12 @@ def train(
         columns = max(1, round(float(model.kappa) * d))
         first = jax.random.normal(key, (d, columns), data.x.dtype) / d**0.25
         S, count, done = _factor_descent(model, data, first, steps)
-    return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+    return _training_of(model, data, S, count, done, key)
+
+
+def _require_data(model: Layer, data: WideData) -> None:
+    require_layer(model)
+    require_kind(data, "data", WideData, "sentences from wide.sample_data")
 
 
 def _empirical(layer: Layer, data: WideData, S: Array) -> Float[Array, ""]:
@@ -168,11 +159,7 @@ def _empirical(layer: Layer, data: WideData, S: Array) -> Float[Array, ""]:
     return jnp.sum(jax.vmap(layer.loss)(scores(data.x, S), data.scores)) / d**2
 
 
-def _tolerance(relative: float, a: Array) -> float:
-    return max(relative, _ROUNDING * float(jnp.finfo(a.dtype).eps))
-
-
-def _relative(change: Float[Array, "a b"], value: Float[Array, "a b"]) -> Float[Array, ""]:
+def _relative_change(change: Float[Array, "a b"], value: Float[Array, "a b"]) -> Float[Array, ""]:
     """Return the length of a change over that of the value; zero if both vanish."""
     return jnp.linalg.norm(change) / jnp.maximum(jnp.linalg.norm(value), jnp.finfo(value.dtype).tiny)
 
@@ -193,10 +180,14 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
         unit = jnp.linalg.qr(p.T)[0]
         W = W - (1 - 1 / jnp.sqrt(jnp.sum(p[0] ** 2))) * unit @ unit.T
     penalty = layer.tau / d * W @ W  # of S', over d^2
-    eps, tol = float(jnp.finfo(x.dtype).eps), _tolerance(_TOL, x)
+    tol, rounding = tolerance(_TOL, _ROUNDING, x), tolerance(1e-13, 10.0, x)
 
     def smooth(S: Array) -> Array:
         return _empirical(layer, data, W @ S @ W)
+
+    def value_and_slope(S: Array) -> tuple[Array, Array]:
+        value, gradient = jax.value_and_grad(smooth)(S)
+        return value, (gradient + gradient.T) / 2
 
     def body(state: tuple) -> tuple:
         S, Z, momentum, curvature, value_Z, gradient, _, count = state
@@ -204,30 +195,18 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
         value = smooth(after)
         step = after - Z
         bound = value_Z + jnp.vdot(gradient, step) + 0.5 * curvature * jnp.vdot(step, step)
-        fits = value <= bound + max(1e-13, 10 * eps) * jnp.abs(value)
+        fits = value <= bound + rounding * jnp.abs(value)
         # Momentum that points uphill starts anew.
         uphill = jnp.vdot(Z - after, after - S) > 0
         faster = (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2
         faster = jnp.where(uphill, 1.0, faster)
         ahead = after + jnp.where(uphill, 0.0, (momentum - 1) / faster) * (after - S)
-        Z_new = jnp.where(fits, ahead, Z)
-        value_new, gradient_new = jax.value_and_grad(smooth)(Z_new)
-        change = _relative(step, after)
-        return (
-            jnp.where(fits, after, S),
-            Z_new,
-            jnp.where(fits, faster, momentum),
-            curvature * jnp.where(fits, _SHRINK, _GROWTH),
-            value_new,
-            (gradient_new + gradient_new.T) / 2,
-            jnp.where(fits, change, jnp.inf),
-            count + 1,
-        )
+        advanced = after, ahead, faster, _SHRINK * curvature, _relative_change(step, after)
+        S, Z, momentum, curvature, change = either(fits, advanced, (S, Z, momentum, _GROWTH * curvature, jnp.inf))
+        return S, Z, momentum, curvature, *value_and_slope(Z), change, count + 1
 
-    zero = jnp.zeros((d, d), x.dtype)
-    value, gradient = jax.value_and_grad(smooth)(zero)
-    one, far = jnp.ones((), x.dtype), jnp.asarray(jnp.inf, x.dtype)
-    state = (zero, zero, one, one / d, value, (gradient + gradient.T) / 2, far, 0)
+    zero, one = jnp.zeros((d, d), x.dtype), jnp.ones((), x.dtype)
+    state = (zero, zero, one, one / d, *value_and_slope(zero), jnp.inf * one, 0)
     S, *_, change, count = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < steps), body, state)
     return W @ S @ W, count, change <= tol
 
@@ -236,7 +215,7 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
 @precise
 def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
     d, columns = first.shape
-    tol = _tolerance(_TOL, first)
+    tol = tolerance(_TOL, _ROUNDING, first)
     scale = d * jnp.sqrt(columns / d)
 
     def risk(Q: Array) -> Array:
@@ -260,12 +239,14 @@ def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], st
 
 @program
 @precise
-def _report(layer: Layer, data: WideData, S: Array, count: Array, status: Array, key: Array) -> WideTraining:
+def _training_of(layer: Layer, data: WideData, S: Array, count: Array, done: Array, key: Array) -> WideTraining:
+    """Return the result of a search that ended at S after `count` steps, within its tolerance if it is `done`."""
     n, _, d = data.x.shape
     values = jnp.linalg.eigvalsh(S)
     risk, trace = _empirical(layer, data, S), jnp.trace(S) / d
+    status = jnp.where(done, Status.converged, Status.max_steps)
     return WideTraining(
-        S,
+        S=S,
         alpha=jnp.asarray(n / d**2, S.dtype),
         q=jnp.sum(S**2) / d,
         m=jnp.sum(S * data.teacher) / d,
@@ -309,30 +290,23 @@ def heldout_error(
     Raises:
         InputError: S has another shape, or `sentences` is below two.
     """
-    require_layer(model)
-    require_kind(data, "data", WideData, "sentences from wide.sample_data")
+    _require_data(model, data)
     S = shaped_array("S", S, "d d", {"d": data.x.shape[-1]}, data.x.dtype)
     require_count(sentences, "sentences", 2)
-    if key is not None:
-        key = require_key(key)
-        return _heldout(model, data, S, key, -(-int(sentences) // _BLOCK))
-    require(len(data.x) >= 2, "data", len(data.x), "two sentences or more for an error bar")
-    return _given(model, data, S)
+    if key is None:
+        require(len(data.x) >= 2, "data", len(data.x), "two sentences or more for an error bar")
+        return _mean_loss(model, data, S, None, 0)
+    return _mean_loss(model, data, S, require_key(key), -(-int(sentences) // _BLOCK))
 
 
 @program
 @precise
-def _heldout(layer: Layer, data: WideData, S: Array, key: Array, blocks: int) -> Average:
-    return _average(_fresh_losses(layer, data, S, key, blocks))
-
-
-@program
-@precise
-def _given(layer: Layer, data: WideData, S: Array) -> Average:
-    return _average(jax.vmap(layer.loss)(scores(data.x, S), data.scores))
-
-
-def _average(losses: Float[Array, " n"]) -> Average:
+def _mean_loss(layer: Layer, data: WideData, S: Array, key: Array | None, blocks: int) -> Average:
+    """Return the mean loss over fresh sentences, or without a key over those of the data."""
+    if key is None:
+        losses = jax.vmap(layer.loss)(scores(data.x, S), data.scores)
+    else:
+        losses = _fresh_losses(layer, data, S, key, blocks)
     scale = float(student_factor(losses.size) / np.sqrt(losses.size))
     return Average(jnp.mean(losses), scale * jnp.std(losses, ddof=1))
 
@@ -353,20 +327,19 @@ def gamp(
     require_layer(model)
     if model.encodings is not None:
         raise InputError("model", "must have no encodings for message passing: train it instead")
-    require_layer(model)
-    require_kind(data, "data", WideData, "sentences from wide.sample_data")
+    _require_data(model, data)
     damping = as_number(damping, "damping", model.tau.dtype)
     require((damping >= 0) & (damping < 1), "damping", damping, "in [0, 1)")
     require_count(steps, "steps")
     key = require_key(jax.random.key(0) if key is None else key)
     S, count, done = _message_passing(model, data, damping, steps)
-    return _report(model, data, S, count, jnp.where(done, Status.converged, Status.max_steps), key)
+    return _training_of(model, data, S, count, done, key)
 
 
 @program
 @precise
 def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
-    d, tol = data.x.shape[-1], _tolerance(_PASSED, data.x)
+    d, tol = data.x.shape[-1], tolerance(_PASSED, _ROUNDING, data.x)
 
     def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)
         return jax.vmap(layer.coordinates, 0, 1)(scores)
@@ -378,10 +351,10 @@ def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -
     def body(state: tuple) -> tuple:
         S, V, g, Lam, _, count = state
         w = coordinates(scores(data.x, S)) - V * g
-        h = prox(layer, w, y, V, none)
-        new = response(layer, h, y, V, none)
-        before, g = g, damping * g + (1 - damping) * new.gradient
-        Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * new.information
+        h = score_prox(layer, w, y, V, none)
+        message, information = response(layer, h, y, V, none)
+        before, g = g, damping * g + (1 - damping) * message
+        Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * information
         (pull,) = adjoint(g)
         values, vectors = jnp.linalg.eigh((pull + pull.T) / (2 * d) + Lam * S)
         f = jnp.maximum(values - layer.tau, 0.0)
@@ -390,7 +363,7 @@ def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -
         slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
         V = damping * V + (1 - damping) * (jnp.sum(jnp.triu(slope)) / d**2 / Lam)
         # The matrix may stay empty while damped messages grow.
-        change = jnp.where(jnp.any(after != 0), _relative(after - S, after), _relative(g - before, g))
+        change = jnp.where(jnp.any(after != 0), _relative_change(after - S, after), _relative_change(g - before, g))
         return after, V, g, Lam, change, count + 1
 
     one = jnp.ones((), data.x.dtype)

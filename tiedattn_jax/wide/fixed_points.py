@@ -19,13 +19,13 @@ from jaxtyping import Array, Bool, Complex, Float, Int
 
 from ..averages.program import lane_by_lane, program
 from ..base.arrays import Number, either, solve as solve_entries
-from ..base.derivatives import derivative_along, with_tangent
+from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.progress import Progress, one_search
 from ..base.results import Status
-from .channel import Averages, WideNodes, averages, second_start, test_error, wide_nodes
+from .channel import ChannelAverages, WideNodes, channel_averages, second_start, test_error, tolerance, wide_nodes
 from .layer import Layer, guarded, require_smooth
-from .spectrum import Convolution, Prior, convolution, prior, stability
+from .spectrum import Convolution, Prior, convolution, spectral_prior, stability
 from .states import WidePoint, WideState
 
 _TOL = 1e-9  # length of the last step
@@ -49,7 +49,7 @@ class _Rules(NamedTuple):
     on_boundary: Bool[Array, ""]
 
 
-class _Setting(NamedTuple):
+class _SearchSetting(NamedTuple):
     """The layer, its data and the constraints in a search on one replicate.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Setting(NamedTuple):
     rules: _Rules
 
     @classmethod
-    def first(cls, layer: Layer, alpha: Array, nodes: WideNodes, content: bool, can_bind: bool) -> _Setting:
+    def first(cls, layer: Layer, alpha: Array, nodes: WideNodes, content: bool, can_bind: bool) -> _SearchSetting:
         """Return the setting in which a search begins: S has no content."""
         no = jnp.asarray(False)
         rules = _Rules(no if content else None, no if can_bind else None, no)
@@ -73,12 +73,12 @@ class _Setting(NamedTuple):
     def has_content(self) -> Bool[Array, ""]:
         return jnp.asarray(False) if self.rules.content is None else self.rules.content
 
-    def at(self, v: Float[Array, " k"]) -> tuple:  # the arguments of `averages` and `second_start`
+    def at(self, v: Float[Array, " k"]) -> tuple:  # the arguments of `channel_averages` and `second_start`
         return self.layer, self.nodes, v[0], v[1], v[2], v[3:], self.points
 
     def hats(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
         """Return the conjugates of (q, m, V) and the next offsets, and the proximal points."""
-        A, h = averages(*self.at(v))
+        A, h = channel_averages(*self.at(v))
         conjugates = self.alpha * jnp.stack([A.information, A.signal, A.force / 2])
         return jnp.concatenate([conjugates, self.offsets(v[3:], A)]), h
 
@@ -86,7 +86,7 @@ class _Setting(NamedTuple):
         """Return the spectrum of Y, the place from which on its eigenvalues count, and the prior's numbers."""
         curve = convolution(self.layer.teacher, u[1], u[2])
         place = curve.first_place(self.layer.tau, self.layer.kappa, self.rules.binds)
-        return curve, place, prior(curve, self.layer.tau, place)
+        return curve, place, spectral_prior(curve, self.layer.tau, place)
 
     def with_content(self, u: Float[Array, " k"], P: Prior) -> Float[Array, " k"]:
         """Return (q, m, V), which vanish without content, and the offsets."""
@@ -101,14 +101,15 @@ class _Setting(NamedTuple):
             return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
         grows = curve.top > self.layer.tau
-        binds = None if binds is None else binds | (content & (P.share > self.layer.kappa * (1 + _tolerance(u))))
+        if binds is not None:
+            binds |= content & (P.share > self.layer.kappa * (1 + tolerance(_TOL, _ROUNDING, u)))
         return self.with_content(u, P), _Rules(content | grows, binds, on_boundary & (content | ~grows))
 
     def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
         """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets."""
         return self.hats(self.orders(u)[0])[0]
 
-    def offsets(self, t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+    def offsets(self, t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size:
             return t
@@ -119,7 +120,7 @@ class _Setting(NamedTuple):
         return jnp.where(self.rules.on_boundary, bound, _unconstrained(t, A))
 
 
-def _unconstrained(t: Float[Array, " k"], A: Averages) -> Float[Array, " k"]:
+def _unconstrained(t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
     """Return the offsets after a Newton step for a vanishing push."""
     return t + solve_entries(A.stiffness, A.push[:, None])[:, 0] if t.size else t
 
@@ -143,11 +144,7 @@ def _height(layer: Layer, t: Float[Array, " k"]) -> Float[Array, ""]:
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
 
 
-def _tolerance(v: Float[Array, " k"]) -> float:
-    return max(_TOL, _ROUNDING * float(jnp.finfo(v.dtype).eps))
-
-
-def _unit(layer: Layer) -> Float[Array, ""]:
+def _score_unit(layer: Layer) -> Float[Array, ""]:
     return lax.stop_gradient(jnp.sqrt(layer.teacher.rho + layer.noise))
 
 
@@ -161,31 +158,28 @@ def _conjugates(x: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, "
     return jnp.concatenate([jnp.exp(x[:3]), x[3:] * unit])
 
 
-class _Guess(NamedTuple):
-    """A place x where a search for content begins, NaN for that without content, and the inverse of 1 - d map / dx."""
-
-    x: Float[Array, " k"]
-    H: Float[Array, "k k"]
-
-    @classmethod
-    def of(cls, x: Float[Array, " k"]) -> _Guess:
-        return cls(x, jnp.eye(len(x), dtype=x.dtype))  # the first step is one of the map
+# A place x where a search for content begins, NaN for that without content, and the inverse H of 1 - d map / dx.
+_Start = tuple[Float[Array, " k"], Float[Array, "k k"]]
 
 
-class _Search(NamedTuple):
+def _start_at(x: Float[Array, " k"]) -> _Start:
+    return x, jnp.eye(len(x), dtype=x.dtype)  # the first step is one of the map
+
+
+class _SearchState(NamedTuple):
     """A search before its next step.
 
     Attributes:
         guess: the place, and the inverse of 1 - d map / dx as far as it is known.
         step: last step; zero if the constraints or the proximal points changed.
         change: map(x) - x before that step.
-        points, rules: as in `_Setting`.
+        points, rules: as in `_SearchSetting`.
         jumps: as in `WideState`.
         length: of the last step; infinite if something else changed.
         steps: number of steps.
     """
 
-    guess: _Guess
+    guess: _Start
     step: Float[Array, " k"]
     change: Float[Array, " k"]
     points: Float[Array, "n N"]
@@ -195,7 +189,7 @@ class _Search(NamedTuple):
     steps: Int[Array, ""]
 
 
-def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, Array, _Guess]:
+def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _SearchSetting, Array, Array, _Start]:
     """Find a root of ``map(u) = u`` by Broyden's method, from steps of the map, which contracts nearly everywhere.
 
     The unknowns x are the logarithms of the conjugates, which hardly move near the onset of content while q changes by
@@ -207,9 +201,9 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
         u with its implicit derivatives, the setting there, the length of the last step, `jumps`, and the next guess.
     """
     frozen, guess = lax.stop_gradient((setting, guess))
-    tol, unit = _tolerance(guess.x), _unit(setting.layer)
+    tol, unit = tolerance(_TOL, _ROUNDING, guess[0]), _score_unit(setting.layer)
 
-    def body(search: _Search) -> _Search:
+    def body(search: _SearchState) -> _SearchState:
         (x, H), step, before, points, rules, jumps, _, count = search
         now = frozen._replace(points=points, rules=rules)
         v, asked = now.orders(_conjugates(x, unit))
@@ -229,25 +223,23 @@ def _search(setting: _Setting, guess: _Guess) -> tuple[Array, _Setting, Array, A
         at = now._replace(points=points).at(v)
         lower, weight = lax.cond(ended & ~changed, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
         changed |= jnp.any(lower != points)
-        after = either(begins, _Guess.of(x + step), _Guess(x + step, H))
-        after = either(begins & jnp.all(jnp.isfinite(guess.x)), guess, after)
+        after = either(begins, _start_at(x + step), (x + step, H))
+        after = either(begins & jnp.all(jnp.isfinite(guess[0])), guess, after)
         step, length = either(changed, (0 * step, jnp.full_like(length, jnp.inf)), (step, length))
-        return _Search(after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1)
+        return _SearchState(after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1)
 
-    x = jnp.zeros_like(guess.x)
-    first = _Search(_Guess.of(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, jnp.asarray(0))
+    x = jnp.zeros_like(guess[0])
+    first = _SearchState(_start_at(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, jnp.asarray(0))
     end = lax.while_loop(lambda search: (search.length > tol) & (search.steps < _MOST_STEPS), body, first)
     setting = setting._replace(points=end.points, rules=end.rules)
     # A lane that failed has no slope.
-    setting = either(jnp.all(jnp.isfinite(end.guess.x)), setting, lax.stop_gradient(setting))
-    u = _attach_root(_conjugates(end.guess.x, unit), setting)
+    setting = either(jnp.all(jnp.isfinite(end.guess[0])), setting, lax.stop_gradient(setting))
+    u = with_root(lambda u, setting: u - setting.map(u), _conjugates(end.guess[0], unit), setting, solve=_solve_map)
     return u, setting, end.length, end.jumps, either(setting.has_content, end.guess, guess)
 
 
-@with_tangent
-def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
-    u, setting = primals
-    change = derivative_along(lambda s: s.map(u), (setting,), tangents[1:])
+def _solve_map(change: Float[Array, " k"], u: Float[Array, " k"], setting: _SearchSetting) -> Float[Array, " k"]:
+    """Return the step that changes ``u - map(u)`` by `change`."""
     # jax 0.10.2 can lose the types of calls of LAPACK in a program with this search; XLA does not compile them then.
     slope = jnp.eye(len(u), dtype=u.dtype) - jax.jacfwd(setting.map)(u)
     return solve_entries(slope, change[:, None], unrolled=len(u))[:, 0]
@@ -255,42 +247,48 @@ def _attach_root(primals: tuple, tangents: tuple) -> Float[Array, " k"]:
 
 def without_content(layer: Layer, nodes: WideNodes) -> Float[Array, "3"]:
     """Return Lam, M and N over alpha at S = 0, with the best offsets."""
-    setting = _Setting.first(layer, jnp.ones_like(layer.tau), nodes, content=False, can_bind=False)
-    return _search(setting, _Guess.of(jnp.zeros(3 + layer.shifts, layer.tau.dtype)))[0][:3]
+    setting = _SearchSetting.first(layer, jnp.ones_like(layer.tau), nodes, content=False, can_bind=False)
+    return _broyden_search(setting, _start_at(jnp.zeros(3 + layer.shifts, layer.tau.dtype)))[0][:3]
 
 
 @program
 def states(layer: Layer, alpha: Array, nodes: WideNodes, start: Float[Array, " k"], can_bind: bool) -> WideState:
     """Return the states of all replicates, each search from the state before; if kappa cannot bind, compile less."""
 
-    def one(guess: _Guess, nodes: WideNodes) -> tuple[_Guess, WideState]:
-        setting = _Setting.first(layer, alpha, nodes, content=True, can_bind=can_bind)
-        u, setting, length, jumps, guess = _search(setting, guess)
-        return guess, _report(u, setting, length, jumps)
+    def one(guess: _Start, nodes: WideNodes) -> tuple[_Start, WideState]:
+        setting = _SearchSetting.first(layer, alpha, nodes, content=True, can_bind=can_bind)
+        u, setting, length, jumps, guess = _broyden_search(setting, guess)
+        return guess, _state_at(u, setting, length, jumps)
 
-    first = _Guess.of(_unknowns(start.astype(alpha.dtype), _unit(layer)))
+    first = _start_at(_unknowns(start.astype(alpha.dtype), _score_unit(layer)))
     return lax.scan(one, first, nodes)[1]
 
 
-def _report(u: Float[Array, " k"], setting: _Setting, residual: Array, jumps: Array) -> WideState:
+def _state_at(u: Float[Array, " k"], setting: _SearchSetting, residual: Array, jumps: Array) -> WideState:
     """Return the state at the unknowns u."""
     layer, law, (Lam, M, N), offset = setting.layer, setting.layer.teacher, u[:3], u[3:]
     curve, place, P = setting.spectrum(u)
     v, has_content = setting.with_content(u, P), setting.has_content
     q, m, V = v[:3]
-    A, _ = averages(*setting.at(v))
+    A, _ = channel_averages(*setting.at(v))
     eigenvalue = curve.at(place.real, place.imag**2)[1]  # the smallest one that counts
+    tol = tolerance(_TOL, _ROUNDING, v)
     binds = jnp.asarray(False) if setting.rules.binds is None else setting.rules.binds
-    binds &= eigenvalue > layer.tau * (1 + _tolerance(v))
+    binds &= eigenvalue > layer.tau * (1 + tol)
     trace = jnp.where(has_content, P.trace / Lam, 0.0)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
     # The potential is stationary, so that errors of the state enter it squared; the risk has them as they are.
     energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V - Lam * q / 2
-    status = jnp.where(residual <= _tolerance(v), Status.converged, Status.max_steps)
+    status = jnp.where(residual <= tol, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)
     return WideState(
-        *(q, m, V, Lam, M, N),
+        q=q,
+        m=m,
+        V=V,
+        Lam=Lam,
+        M=M,
+        N=N,
         offset=offset,
         slack=_height(layer, _unconstrained(offset, A)),
         trace=trace,

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from ..base.errors import as_flag, require_keys, require_kind, require_takes
 from ..base.progress import Progress, reporter
@@ -22,25 +22,7 @@ from .finite import WideData, WideTraining, heldout_error, sample_data
 from .fixed_points import solve
 from .laws import Eigenvalues
 from .layer import Layer
-
-
-class WideNumbers(eqx.Module):
-    """The numbers in which a run and its theory are compared; see `WideTraining`."""
-
-    q: Float[Array, ""]
-    m: Float[Array, ""]
-    trace: Float[Array, ""]
-    train_loss: Float[Array, ""]
-    gen_error: Float[Array, ""]
-    energy: Float[Array, ""]
-    share: Float[Array, ""]
-    largest: Float[Array, ""]
-
-    @classmethod
-    def of(cls, owner: Any, **changed: Any) -> WideNumbers:
-        """Return the numbers that a state or a run has, with some of them changed."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: getattr(owner, name) for name in names} | changed)
+from .states import WideNumbers
 
 
 class WideInstance(eqx.Module):
@@ -70,7 +52,7 @@ class WideInstance(eqx.Module):
 
     @property
     def in_table(self) -> InTable:
-        return InTable("q", page=_page)
+        return InTable("q", page=_instances_page)
 
     def numbers(self) -> dict[str, Column]:
         """Return the numbers of the run, and those of its theory with their error bars."""
@@ -83,7 +65,7 @@ class WideInstance(eqx.Module):
         return "" if self.status <= Status.max_steps else f"the run failed: {Status.name_of(self.status)}"
 
 
-def _page(table: Table) -> Description:
+def _instances_page(table: Table) -> Description:
     if any(cell.branch for cell in table.cells):
         rows = beside_theory(table.difference())
     else:

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Complex, Float
 
 from ..base.arrays import AnyArray, Number
-from ..base.derivatives import derivative_along, with_tangent
+from ..base.derivatives import with_root
 from ..base.errors import as_array, is_concrete, require, require_positive
 from ..base.report import Description, Printed
 
@@ -261,10 +261,10 @@ class Eigenvalues(SpectrumLaw):
 @jax.jit
 def _wishart_resolvent(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Resolvent:
     args = u, s, c, k
-    parts = _attach_parts(lax.stop_gradient(jnp.stack(_wishart_parts(*args))), *args)
+    parts = with_root(_wishart_residual, jnp.stack(_wishart_parts(*args)), *args, solve=_wishart_solve)
     P, F = parts
     by_s = jnp.stack([c * (2 * P * F - u * F**2) - F, -c * F**2])  # of the residuals
-    B, A = -_wishart_change(parts, by_s, *args)
+    B, A = _wishart_solve(by_s, parts, *args)
     return Resolvent(P, F, A, B)
 
 
@@ -295,8 +295,8 @@ def _wishart_residual(parts: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k:
     return jnp.stack([real, imaginary])
 
 
-def _wishart_change(parts: AnyArray, change: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
-    """Return the change of P and F that undoes a change of `_wishart_residual`, to first order."""
+def _wishart_solve(change: AnyArray, parts: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
+    """Return the step of P and F that changes `_wishart_residual` by `change`, to first order."""
     P, F = parts
     # The derivatives of the residuals in P and F are those of a complex number: a Cauchy-Riemann pair.
     by_P = c * (2 * u * P + 2 * s * F + k - 1) - u
@@ -304,11 +304,4 @@ def _wishart_change(parts: AnyArray, change: AnyArray, u: AnyArray, s: AnyArray,
     across = 2 * c * (P - u * F) - 1
     along = -c * (2 * s * F + 2 * u * P + k - 1) + u
     determinant = by_P * along - by_F * across
-    return jnp.stack([by_F * change[1] - along * change[0], across * change[0] - by_P * change[1]]) / determinant
-
-
-@with_tangent
-def _attach_parts(primals: tuple, tangents: tuple) -> Float[Array, "2 *shape"]:
-    parts, *args = primals
-    change = derivative_along(lambda *args: _wishart_residual(parts, *args), tuple(args), tangents[1:])
-    return _wishart_change(parts, change, *args)
+    return jnp.stack([along * change[0] - by_F * change[1], by_P * change[1] - across * change[0]]) / determinant

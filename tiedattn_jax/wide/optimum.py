@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from ..averages.program import program
 from ..base.arrays import Number, precise, total
-from ..base.derivatives import bisected_root, with_root
+from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require_positive
 from ..base.progress import Progress, one_search
 from ..base.report import Description, rows_of
@@ -33,7 +33,7 @@ from .channel import WideNodes, wide_nodes
 from .fixed_points import without_content
 from .laws import SpectrumLaw, Wishart
 from .layer import DotProduct, Layer, guarded, require_layer, require_smooth
-from .spectrum import Nodes, convolution
+from .spectrum import SpectrumNodes, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
 _DELTAS = 1e-12, 1e3  # range of Delta: over rho, and over rho + noise
@@ -82,10 +82,9 @@ class WideOptimum(Result):
         return Description(f"Bayes-optimal wide layer at alpha = {float(self.alpha):g}", self.status_name, numbers)
 
 
-def _log_root(fn: Callable[..., Array], low: Array, high: Array, *args: PyTree) -> Float[Array, ""]:
-    """Return the root x of ``fn(x, *args)``, which increases in x > 0, with its implicit derivatives."""
-    frozen = lax.stop_gradient(args)
-    return with_root(fn, jnp.exp(bisected_root(lambda t: fn(jnp.exp(t), *frozen), jnp.log(low), jnp.log(high))), *args)
+def _log_root(fn: Callable[[Array], Array], low: Array, high: Array) -> Float[Array, ""]:
+    """Return the root of a function that increases in x > 0, with its implicit derivatives."""
+    return jnp.exp(bisected_root(lambda t: fn(jnp.exp(t)), jnp.log(low), jnp.log(high)))
 
 
 def bayes(model: Layer, alpha: Number) -> WideOptimum:
@@ -108,14 +107,14 @@ def bayes(model: Layer, alpha: Number) -> WideOptimum:
 
 def error_of_noise(law: SpectrumLaw, Delta: Float[Array, ""]) -> Float[Array, ""]:
     """Return the least mean squared error of S* that is observed as S* + sqrt(Delta) G."""
-    return _error_of(_spectrum(law, Delta), Delta)
+    return _error_of(_noisy_spectrum(law, Delta), Delta)
 
 
-def _spectrum(law: SpectrumLaw, Delta: Float[Array, ""]) -> Nodes:
+def _noisy_spectrum(law: SpectrumLaw, Delta: Float[Array, ""]) -> SpectrumNodes:
     return convolution(law, jnp.ones_like(Delta), Delta).nodes()
 
 
-def _error_of(Y: Nodes, Delta: Float[Array, ""]) -> Float[Array, ""]:
+def _error_of(Y: SpectrumNodes, Delta: Float[Array, ""]) -> Float[Array, ""]:
     return Delta - 4 * np.pi**2 / 3 * Delta**2 * jnp.sum(Y.weight * Y.density**2)
 
 
@@ -169,16 +168,16 @@ def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
     # The error over Delta tends to one minus the squared shares of equal eigenvalues of the teacher.
     perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.ties) / (2 * layer.seen))
 
-    def excess(Delta: Array, layer: Layer, alpha: Array) -> Array:  # increases with Delta
-        return 2 * alpha * Delta * information(layer, error_of_noise(layer.teacher, Delta)) - 1
+    def excess(Delta: Array) -> Array:  # increases with Delta
+        return 2 * alpha * Delta * information(layer, error_of_noise(law, Delta)) - 1
 
     # Delta is (error + noise) / (2 alpha n) at most, or (error + noise) / alpha of some order for signs.
     low, high = law.rho * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
-    Delta = _log_root(excess, low, high, layer, alpha)
+    Delta = _log_root(excess, low, high)
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
     variance = jnp.where(known, law.rho, Delta)
-    Y = _spectrum(law, variance)
+    Y = _noisy_spectrum(law, variance)
     distance = jnp.where(known, 0.0, _error_of(Y, variance))
     # The nodes are too few for a spectrum that consists of very many parts.
     is_resolved = known | (jnp.abs(jnp.sum(Y.weight) - 1) < _RESOLVED)
@@ -217,11 +216,11 @@ def _onsets(layer: Layer, nodes: WideNodes) -> Float[Array, " R"]:
     def one(nodes: WideNodes) -> Array:
         _, M, N = without_content(layer, nodes)
 
-        def excess(alpha: Array, layer: Layer, M: Array, N: Array) -> Array:
+        def excess(alpha: Array) -> Array:
             return convolution(layer.teacher, alpha * M, alpha * N).top - layer.tau
 
         low, high = (jnp.asarray(bound, layer.tau.dtype) for bound in _RANGE)
-        alpha = _log_root(excess, low, high, layer, M, N)
+        alpha = _log_root(excess, low, high)
         exists = (alpha > low * 1.01) & (alpha < high / 1.01)
         return jnp.where(exists, alpha, jnp.nan)
 
@@ -301,23 +300,12 @@ def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:
 def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
     """Return k - k^2/2 + (1-k)/2 min_s [k s^2 + (1-k) E (x-s)_+^2], x of a semicircle of radius 2."""
     k = jnp.minimum(kappa, 1.0)
-    x, weights = np.polynomial.legendre.leggauss(200)
 
-    def cost(s: Array) -> Array:
-        # x = 2 - (2 - s) (1 - y) / 2 between s and 2, in an angle that smooths the edge
-        angle = (x + 1) * np.pi / 4
-        points = 2 - (2 - s) * np.cos(angle) ** 2
-        jacobian = (2 - s) * 2 * np.cos(angle) * np.sin(angle) * weights * np.pi / 4
-        density = jnp.sqrt(jnp.maximum(4 - points**2, 0.0)) / (2 * np.pi)
-        return k * s**2 + (1 - k) * jnp.sum(jacobian * density * (points - s) ** 2)
+    def moments(s: Array) -> tuple[Array, Array]:
+        """Return E (x-s)_+ and E (x-s)_+^2, from the integrals of 1, x and x^2 over the density times 2 pi above s."""
+        root, angle = jnp.sqrt(4 - s**2), jnp.arccos(s / 2)
+        share, first, second = 2 * angle - s * root / 2, root**3 / 3, 2 * angle - s * (s**2 - 2) * root / 4
+        return (first - s * share) / (2 * np.pi), (second - 2 * s * first + s**2 * share) / (2 * np.pi)
 
-    def golden(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        left = cost(a) < cost(b)
-        return jnp.where(left, low, a), jnp.where(left, b, high)
-
-    zero = jnp.zeros_like(k)
-    # The cost is stationary in s, so the best s needs no derivative.
-    s = lax.stop_gradient(0.5 * sum(lax.fori_loop(0, 100, golden, (zero, zero + 2))))
-    return k - k**2 / 2 + (1 - k) / 2 * cost(s)
+    s = bisected_root(lambda s: k * s - (1 - k) * moments(s)[0], jnp.zeros_like(k), jnp.full_like(k, 2.0))
+    return k - k**2 / 2 + (1 - k) / 2 * (k * s**2 + (1 - k) * moments(s)[1])

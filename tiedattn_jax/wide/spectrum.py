@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Complex, Float
 
-from ..base.derivatives import derivative_along, with_root, with_tangent
+from ..base.derivatives import with_root
 from .laws import SpectrumLaw
 
 _NEWTON = 100  # maximum number of steps of a search for a root
@@ -40,7 +40,7 @@ _NODES_OF_MANY = 24
 _FEW = 4
 
 
-class Nodes(NamedTuple):
+class SpectrumNodes(NamedTuple):
     """Nodes of the spectrum of Y; integrals over the density are sums over the weights.
 
     Attributes:
@@ -110,7 +110,7 @@ class Convolution(NamedTuple):
             _, y, slope = curve.at(u, _s(curve.law, u, curve.M, curve.N))
             return y - y_, slope
 
-        return _attach_place(curve.point(_root(excess, y_ - reach, y_ + reach, jnp.abs(y_) + reach)), y, self)
+        return _attach_place(curve.point(_bracketed_root(excess, y_ - reach, y_ + reach, jnp.abs(y_) + reach)), y, self)
 
     def point(self, u: Float[Array, ""]) -> Complex[Array, ""]:
         """Return the place u + i v(u), without derivatives."""
@@ -128,16 +128,16 @@ class Convolution(NamedTuple):
             return jnp.where(jnp.abs(value) <= rounding, 0.0, value), density * slope
 
         reach = jnp.sqrt(curve.N)
-        z = curve.point(_root(excess, -reach, curve.end, reach, _HALVINGS))
+        z = curve.point(_bracketed_root(excess, -reach, curve.end, reach, _HALVINGS))
 
         def surplus(y: Any, z: Any, share: Any, curve: Convolution) -> Array:
             return curve.above(_attach_place(z, y, curve)) - share
 
-        def slope(y: Any, z: Any, share: Any, curve: Convolution) -> Array:
-            return jnp.where(z.imag > 0, -z.imag / (np.pi * curve.N), jnp.inf)  # no eigenvalues in a gap
+        def solve(change: Any, y: Any, z: Any, share: Any, curve: Convolution) -> Array:
+            return change / jnp.where(z.imag > 0, -z.imag / (np.pi * curve.N), jnp.inf)  # no eigenvalues in a gap
 
         y = curve.at(z.real, z.imag**2)[1]
-        return _attach_place(z, with_root(surplus, y, z, share, self, slope=slope), self)
+        return _attach_place(z, with_root(surplus, y, z, share, self, solve=solve), self)
 
     def first_place(self, tau: Array, kappa: Array, binds: Bool[Array, ""] | None) -> Complex[Array, ""]:
         """Return the place from which on eigenvalues count: that of tau, or a higher one if kappa bounds the rank."""
@@ -189,7 +189,7 @@ class Convolution(NamedTuple):
             return -B, 3 * A
 
         left, right, reach = islands[:-1, 1], islands[1:, 0], jnp.sqrt(N)
-        lowest = _root(flat, left, right, right - left)
+        lowest = _bracketed_root(flat, left, right, right - left)
         # Every edge is searched outwards from its island, up to the lowest point of the gap or as far as Y can reach.
         middles = jnp.concatenate([islands[:1, 0] - reach, lowest, islands[-1:, 1] + reach])
         outer, inner = jnp.concatenate([middles[:-1], middles[1:]]), jnp.concatenate([islands[:, 0], islands[:, 1]])
@@ -198,20 +198,20 @@ class Convolution(NamedTuple):
             _, F, _, B = law.resolvent(inner + (outer - inner) * x, zero, M)
             return _outside(N * F, N * B * (outer - inner))
 
-        x = _root(outside, 0 * inner, 0 * inner + 1, 0 * inner + 1)
+        x = _bracketed_root(outside, 0 * inner, 0 * inner + 1, 0 * inner + 1)
         is_edge = (jnp.abs(outer - inner) > 0) & (N * law.resolvent(outer, zero, M).F < 1) & (x < 1)
         safe = islands[-1, 1] + 2 * reach  # all is finite there; it stands in for what is no edge
         edges = _attach_edge(jnp.where(is_edge, inner + (outer - inner) * x, safe), self.law, self.M, self.N)
         low, high = jnp.split(jnp.where(is_edge, edges, outer), 2)
         return low, high
 
-    def nodes(self, start: Float[Array, ""] | None = None, end: Float[Array, ""] | None = None) -> Nodes:
-        """Return the nodes between two places u; by default those of the whole spectrum.
+    def nodes(self, start: Float[Array, ""] | None = None) -> SpectrumNodes:
+        """Return the nodes above a place u; by default those of the whole spectrum.
 
         Every interval is integrated by Gauss-Legendre nodes in the angle theta of
         u = low + (high - low) (1 - cos theta) / 2, which makes the square roots at the edges smooth.
         """
-        low, high = (jnp.clip(a, start, end) for a in self.intervals())
+        low, high = (jnp.clip(a, start) for a in self.intervals())
         dtype = self.M.dtype
         x, weights = np.polynomial.legendre.leggauss(_NODES if low.size <= _FEW else _NODES_OF_MANY)
         angle = jnp.asarray((x + 1) * np.pi / 2, dtype)
@@ -220,7 +220,7 @@ class Convolution(NamedTuple):
         du = (width * jnp.sin(angle) * jnp.asarray(weights, dtype) * np.pi / 4).ravel()
         s = jnp.maximum(_s(self.law, u, self.M, self.N), jnp.finfo(dtype).tiny)
         density, y, slope = self.at(u, s)
-        return Nodes(u, y, density, density * slope * du)
+        return SpectrumNodes(u, y, density, density * slope * du)
 
 
 @jax.jit
@@ -233,7 +233,7 @@ def convolution(law: SpectrumLaw, M: Float[Array, ""], N: Float[Array, ""]) -> C
         _, F, _, B = law_.resolvent(u, jnp.zeros_like(M_), M_)
         return _outside(N_ * F, N_ * B)
 
-    return Convolution(law, M, N, _attach_edge(_root(outside, low, low + reach, reach), law, M, N))
+    return Convolution(law, M, N, _attach_edge(_bracketed_root(outside, low, low + reach, reach), law, M, N))
 
 
 def _outside(F: Array, B: Array) -> tuple[Array, Array]:
@@ -247,33 +247,32 @@ def _attach_edge(u: Array, law: SpectrumLaw, M: Array, N: Array) -> Array:
     def excess(u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
         return N * law.resolvent(u, jnp.zeros_like(M), M).F - 1
 
-    def slope(u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
-        return -2 * N * law.resolvent(u, jnp.zeros_like(M), M).B
+    def solve(change: Any, u: Any, law: SpectrumLaw, M: Any, N: Any) -> Array:
+        return change / (-2 * N * law.resolvent(u, jnp.zeros_like(M), M).B)
 
-    return with_root(excess, u, law, M, N, slope=slope)
+    return with_root(excess, u, law, M, N, solve=solve)
 
 
 def _attach_place(z: Complex[Array, ""], y: Array, curve: Convolution) -> Complex[Array, ""]:
     """Return a place z, where z + N g(z) = y, with its derivatives."""
-    return lax.complex(*_attach_parts(jnp.stack([z.real, z.imag]), y, *curve[:3]))
 
-
-@with_tangent
-def _attach_parts(primals: tuple, tangents: tuple) -> Float[Array, "2"]:
-    (u, v), *args = primals
-
-    def excess(y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+    def excess(place: Array, y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+        u, v = place
         P, F, _, _ = law.resolvent(u, v**2, M)
         return jnp.stack([u + N * P - y, v - N * v * F])
 
-    change = derivative_along(excess, tuple(args), tangents[1:])
-    _, law, M, N = args
-    slope = 1 + N * law.resolvent(u, v**2, M).slope(v)
-    moved = -lax.complex(*change) / jnp.where(slope == 0, jnp.inf, slope)
-    return jnp.stack([moved.real, moved.imag])
+    def solve(change: Array, place: Array, y: Any, law: SpectrumLaw, M: Any, N: Any) -> Float[Array, "2"]:
+        u, v = place
+        slope = 1 + N * law.resolvent(u, v**2, M).slope(v)
+        moved = lax.complex(*change) / jnp.where(slope == 0, jnp.inf, slope)
+        return jnp.stack([moved.real, moved.imag])
+
+    return lax.complex(*with_root(excess, jnp.stack([z.real, z.imag]), y, *curve[:3], solve=solve))
 
 
-def _root(fn: Callable[[Array], tuple[Array, Array]], low: Array, high: Array, unit: Array, halvings: int = 0) -> Array:
+def _bracketed_root(
+    fn: Callable[[Array], tuple[Array, Array]], low: Array, high: Array, unit: Array, halvings: int = 0
+) -> Array:
     """Return the root of an increasing function, element by element.
 
     Newton's steps are taken where they stay between the ends and shrink by half, bisections elsewhere.
@@ -321,10 +320,10 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
     def excess(s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
         return N * law.resolvent(u, s, M).F - 1
 
-    def slope(s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
-        return jnp.where(s > 0, -N * law.resolvent(u, s, M).A, jnp.inf)
+    def solve(change: Any, s: Any, law: SpectrumLaw, u: Any, M: Any, N: Any) -> Array:
+        return change / jnp.where(s > 0, -N * law.resolvent(u, s, M).A, jnp.inf)
 
-    return with_root(excess, jnp.where(s > least, s, 0.0), law, u, M, N, slope=slope)
+    return with_root(excess, jnp.where(s > least, s, 0.0), law, u, M, N, solve=solve)
 
 
 class Prior(NamedTuple):
@@ -345,7 +344,7 @@ class Prior(NamedTuple):
     share: Float[Array, ""]
 
 
-def prior(curve: Convolution, tau: Float[Array, ""], start: Complex[Array, ""]) -> Prior:
+def spectral_prior(curve: Convolution, tau: Float[Array, ""], start: Complex[Array, ""]) -> Prior:
     """Return the prior's potential and its derivatives.
 
     Args:

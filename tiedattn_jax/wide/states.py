@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -28,24 +29,46 @@ NOTHING, CONTENT, POSITION, BOTH = (
 )
 
 
-class WideState(eqx.Module):
-    """A fixed point on the averages of one replicate.
+class WideNumbers(eqx.Module):
+    """Numbers of a matrix S, of a state or of a run, in which a run and its theory are compared.
 
     Attributes:
         q: Tr S^2 / d.
         m: Tr S S* / d.
+        trace: Tr S / d.
+        train_loss: loss of a training sentence.
+        gen_error: loss on fresh sentences without noise.
+        energy: least risk over d^2; that of the matrix, for a run.
+        share: share of the eigenvalues of S that are not zero.
+        largest: largest eigenvalue of S.
+    """
+
+    q: Float[Array, "*R"]
+    m: Float[Array, "*R"]
+    trace: Float[Array, "*R"]
+    train_loss: Float[Array, "*R"]
+    gen_error: Float[Array, "*R"]
+    energy: Float[Array, "*R"]
+    share: Float[Array, "*R"]
+    largest: Float[Array, "*R"]
+
+    @classmethod
+    def of(cls, owner: Any, **changed: Any) -> WideNumbers:
+        """Return the numbers that a state or a run has, with some of them changed."""
+        names = [field.name for field in fields(WideNumbers)]
+        return WideNumbers(**{name: getattr(owner, name) for name in names} | changed)
+
+
+class WideState(WideNumbers):
+    """A fixed point on the averages of one replicate.
+
+    Attributes:
         V: response.
         Lam, M, N: conjugates; the trained matrix is (Y - tau)_+ / Lam with Y = M S* + sqrt(N) G.
         offset: numbers of the encodings, (k,): the shift of the scores in the directions that the loss sees if the
             encodings are long, the spike R if their length is of order one.
         slack: distance of the offset from the boundary of the cone, see `_cone`; negative if it would cross it freely.
-        trace: Tr S / d.
-        train_loss: loss of a training sentence.
-        gen_error: loss on fresh sentences without noise.
-        energy: least risk over d^2.
         distance: ||S - S*||^2 / d.
-        share: share of the eigenvalues of S that are not zero.
-        largest: largest eigenvalue of S.
         replicon: below one in a state of stable replica symmetry; infinite where the bound on the rank cuts through
             eigenvalues, not in a gap between them.
         margin: least determinant of the proximal equations; proximal points are minima where it is positive.
@@ -55,21 +78,13 @@ class WideState(eqx.Module):
         status: `Status` as an integer.
     """
 
-    q: Float[Array, "*R"]
-    m: Float[Array, "*R"]
     V: Float[Array, "*R"]
     Lam: Float[Array, "*R"]
     M: Float[Array, "*R"]
     N: Float[Array, "*R"]
     offset: Float[Array, "*R k"]
     slack: Float[Array, "*R"]
-    trace: Float[Array, "*R"]
-    train_loss: Float[Array, "*R"]
-    gen_error: Float[Array, "*R"]
-    energy: Float[Array, "*R"]
     distance: Float[Array, "*R"]
-    share: Float[Array, "*R"]
-    largest: Float[Array, "*R"]
     replicon: Float[Array, "*R"]
     margin: Float[Array, "*R"]
     jumps: Float[Array, "*R"]
@@ -113,7 +128,10 @@ class WidePoint(Replicated):
     def in_table(self) -> InTable:
         shown = "region", "q", "m", "trace", "train_loss", "gen_error", "share", "largest"
         figures = "theory.wide_figure", "diagrams.region_figure"
-        return InTable("distance", figures=figures, shown=shown, headline=_headline, summary=_count_regions)
+        headline = "states of a wide layer"
+        return InTable(
+            "distance", figures=figures, shown=shown, headline=lambda table: headline, summary=_count_regions
+        )
 
     def position_shift(self) -> tuple[Array, Array]:
         """Return by how much the encodings raise the score of a token with itself over others, with its error bar."""
@@ -185,10 +203,6 @@ class WidePoint(Replicated):
             text = "must have fewer separate eigenvalues for a density: `share`, `trace` and the like hold for it"
             raise InputError("teacher", f"{text}, got {self.model.teacher!r}")
         return spectrum
-
-
-def _headline(table: Any) -> str:
-    return "states of a wide layer"
 
 
 def _count_regions(table: Any) -> list[Row]:
