@@ -28,9 +28,8 @@ from .style import (
     Target,
     frame,
     line,
-    on,
     panels,
-    two_bars,
+    points,
 )
 
 _THEORY = "theory"  # the name, in legends, of what is drawn beside simulations
@@ -120,15 +119,15 @@ def instances_figure(instances: Any, ax: Target = None, **look: Any) -> Any:
             bars = instances.stderr(f"theory.{name}")
             for branch in PAIR:
                 for mask, fill in (((branches == branch) & ok, None), ((branches == branch) & ~ok, GROUND)):
-                    style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
                     label = branch if fill is None else f"{branch}, out of steps"
                     if mask.any():
-                        style |= {"xerr": two_bars(bars[mask]), "label": label, "gid": label}
-                        axis.errorbar(theory[mask], measured[mask], **on(axis, style))
+                        style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
+                        coordinates = theory[mask], measured[mask], bars[mask]
+                        points(axis, *coordinates, label, along="x", label=label, **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
-            coordinates = np.stack([measured, theory])[:, np.isin(branches, PAIR)]
-            if coordinates.size:
-                low, high = np.nanmin(coordinates), np.nanmax(coordinates)
+            shown = np.stack([measured, theory])[:, np.isin(branches, PAIR)]
+            if shown.size:
+                low, high = np.nanmin(shown), np.nanmax(shown)
                 margin = ROOM * (high - low or 1)
                 axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
     return drawing

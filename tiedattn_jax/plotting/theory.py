@@ -38,9 +38,9 @@ from .style import (
     mark,
     on,
     panels,
+    points,
     scale,
     shown,
-    two_bars,
 )
 
 
@@ -135,8 +135,7 @@ def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
     ylabels = {"order": ORDERS, "train_loss": LOSS}
     with panels(7.6, 3.6, xlabel=paths[0].parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         orders, losses = axes[0]
-        labels: set[str | tuple[Axes, str] | None] = set()
-        for path in paths:
+        for k, path in enumerate(paths):
             # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
             forks, folds = path.pitchfork_states, path.fold_states
@@ -148,12 +147,9 @@ def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
                     values, *orders_there = (_first_of_each(s, order) for s in (path.states, *folds, *forks))
                     lines.append((orders, values, orders_there, colour, SYMBOLS[order]))
             for axis, values, values_there, colour, name in lines:
-                line(axis, path.values, values, colour, None if name in labels else name, stable=stable)
-                labels.add(name)
+                line(axis, path.values, values, colour, name if k == 0 else None, stable=stable)
                 for (place, kind), value in zip(turns, values_there, strict=True):
-                    label = None if (axis, kind) in labels else kind
-                    axis.plot(place, value[0], ls="", color=colour, label=label, gid=kind, **on(axis, TURNS[kind]))
-                    labels.add((axis, kind))
+                    axis.plot(place, value[0], ls="", color=colour, label=kind, gid=kind, **on(axis, TURNS[kind]))
     return drawing
 
 
@@ -191,7 +187,6 @@ def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
         columns = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
         for axis, (values, bars) in zip(axes[0], columns, strict=True):
             scale(axis, table.at)
-            bars = two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
                 # Lines of one branch do not pass over another branch.
@@ -199,10 +194,10 @@ def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
                 for place, (marker, _) in _MARKERS.items():
                     here = of_branch & (places == place)
                     if here.any():
-                        style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
-                        axis.errorbar(table.at[here], values[here], bars[here], **on(axis, style))
-            for k, interval in enumerate(table.jumps):
-                label = f"{SYMBOLS.get(number, number)} jumps in between" if k == 0 else None
+                        style = {"ls": "", "color": colour, "capsize": 2, **marker}
+                        points(axis, table.at[here], values[here], bars[here], f"{branch}, {place}", **style)
+            for interval in table.jumps:
+                label = f"{SYMBOLS.get(number, number)} jumps in between"
                 axis.axvspan(*interval, color=shown(axis, INK), lw=0, alpha=0.1, label=label, gid=f"jump{BESIDE}")
         lam, error = axes[0]
         for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
@@ -233,14 +228,13 @@ def boundary_figure(*boundaries: Any, ax: Target = None, **look: Any) -> Any:
     with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.question.split()[0], boundary.question.split()[-1]
-            bars = two_bars(boundary.stderr())
             style: dict[str, Any] = {"color": COLOURS.get(branch, INK), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.question, {})
             style["color"], label = distinct(axis, style["color"], SYMBOLS.get(boundary.question, boundary.question))
-            name = boundary.question
+            name, colour = boundary.question, style["color"]
             axis.plot(*_smooth_lines(boundary), label=label, gid=name, **style)
-            points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
-            axis.errorbar(boundary.at, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
+            dots = boundary.at, boundary.alpha, boundary.stderr()
+            points(axis, *dots, name, fmt="o", ms=2.5, capsize=2, color=colour)
         scale(axis, boundaries[0].at)
     return drawing
 
