@@ -220,7 +220,7 @@ def means_of(instances: Table) -> dict[str, Any]:
     them.
     """
     cells = instances.cells
-    means = {name: _means([cell for cell in cells if cell.branch == name]) for name in instances.groups}
+    means = {name: _group_means([cell for cell in cells if cell.branch == name]) for name in instances.groups}
     branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
     blank = dict.fromkeys(NAMES)
     return {
@@ -235,7 +235,7 @@ def means_of(instances: Table) -> dict[str, Any]:
     }
 
 
-def _means(cells: list[Instance]) -> dict[str, Any]:
+def _group_means(cells: list[Instance]) -> dict[str, Any]:
     """Return means and error bars over the instances of a group that settled, and the mean of their theory."""
     numbers = {name: np.array([getattr(cell.simulation, name) for cell in cells if not cell.reason]) for name in NAMES}
     solved = [cell for cell in cells if cell.theory_status <= Status.stalled]

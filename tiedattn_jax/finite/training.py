@@ -252,11 +252,11 @@ def train(
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
     if value is None:
-        return _trained(model, data, Q, options, exact, None)
+        return _train_weights(model, data, Q, options, exact, None)
     require_not_negative(value, "value")
     exact_labels = data.raw_labels(model) if labels is None else labels
     exact_labels = shaped_array("labels", exact_labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
-    return _trained(model, data, Q, options, exact, (exact_labels, jnp.asarray(value, Q.dtype)))
+    return _train_weights(model, data, Q, options, exact, (exact_labels, jnp.asarray(value, Q.dtype)))
 
 
 class _Point(eqx.Module):
@@ -282,7 +282,7 @@ class _DescentLoop(eqx.Module):
 
 @eqx.filter_jit
 @precise
-def _trained(
+def _train_weights(
     model: Model,
     data: Sample,
     Q: Float[Array, "d r"],

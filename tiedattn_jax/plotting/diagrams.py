@@ -69,7 +69,7 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
         InputError: a boundary is in another parameter, or alpha is not an axis.
     """
     (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
-    _check(boundaries, x_name, y_name)
+    _check_boundaries(boundaries, x_name, y_name)
     if "alpha" in (x_name, y_name):
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "positional minus semantic loss" if losses else "branches, the global one first", "error minus baseline"
@@ -188,7 +188,7 @@ def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None)
         InputError: a boundary is in another parameter, or alpha is not an axis.
     """
     (x, y), (xlabel, ylabel), region = table.axes, table.names, table.values("region").T
-    _check(boundaries, xlabel, ylabel)
+    _check_boundaries(boundaries, xlabel, ylabel)
     with panels(5.4, 4.2, xlabel=xlabel, ylabels={"region": ylabel}, ax=ax) as (drawing, ((axis,),)):
         edges = _plane(axis, x, y)
         for name, colour in _REGION_COLOURS.items():
@@ -234,7 +234,7 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     return figure
 
 
-def _check(boundaries: Sequence[Any], x: str, y: str) -> None:
+def _check_boundaries(boundaries: Sequence[Any], x: str, y: str) -> None:
     """Raise an `InputError` unless all boundaries lie in the plane of these axes."""
     for boundary in boundaries:
         require({x, y} == {"alpha", boundary.parameter}, "boundaries", boundary.question, f"in axes {x} and {y}")
@@ -341,7 +341,7 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
     points = tuple(point for point in points if hasattr(point.replicates, "train_loss_partials"))
     symbol = SYMBOLS.get(transition.event, r"$\alpha$")
     event = "" if transition.event in SYMBOLS else f"{transition.event}: "
-    rows = _relative(transition) if transition.sensitivities is not None and points else []
+    rows = _relative_sensitivities(transition) if transition.sensitivities is not None and points else []
     crossing = transition.event == "alpha_c" and len(points) == 2
     parts = {"losses": f"{LOSS} minus that at {symbol}"} if crossing else {}
     parts |= {"sensitivities": "number $p$ of the model"} if rows else {}
@@ -384,7 +384,7 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
     return drawing
 
 
-def _relative(transition: Any) -> list[tuple[str, float, float]]:
+def _relative_sensitivities(transition: Any) -> list[tuple[str, float, float]]:
     """Return the relative sensitivities of an event, largest first: names of numbers, values and error bars."""
     rows = []
     for name, value in vars(transition.branches[0].model).items():

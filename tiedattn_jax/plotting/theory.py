@@ -324,7 +324,7 @@ def optimal_error(axis: Axes, points: Any, *, beside: bool = False) -> None:
     line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar, beside=beside)
 
 
-_FEW = 1e-6  # share of the eigenvalues below which none is said to be zero
+_NO_ZEROS = 1e-6  # share of the eigenvalues below which none is said to be zero
 _SPIKE = 0.1  # a maximum below this share of the largest eigenvalue is a spike at zero
 _HIGH = 3.0  # a spike above this many times the density elsewhere is cut off
 
@@ -355,7 +355,7 @@ def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
         frame(axis)
         if has_spike and is_free:
             axis.set_ylim(0, (1 + ROOM) * body, auto=True)
-        if zeros > _FEW:
+        if zeros > _NO_ZEROS:
             style: dict[str, Any] = {
                 "color": shown(axis, INK),
                 "lw": 3,
