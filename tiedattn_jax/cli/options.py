@@ -29,7 +29,10 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 _MAX_INTEGER = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
 _MAX_NODES = 2**24  # largest number of nodes of a product rule
-_NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty nodes or more; Sobol points are copied
+_RULE_BYTES = {
+    "lines": 2,
+    "sobol": 100,
+}  # of a node: four numbers for a line of twenty nodes or more; Sobol points are copied
 _TINY, _HUGE = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
 
 
@@ -135,7 +138,8 @@ _RULE = (
     "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
     "than two fields, lines means Sobol points, too"
 )
-_NODES = "approximate number of nodes in a replicate, a power of two"
+
+
 _REPLICATES = "number of independent replicates; their scatter gives the error bars"
 
 
@@ -143,8 +147,10 @@ def averages(size: str = "solve") -> dict[str, Option]:
     """Return the options `--rule --nodes --replicates`; `size` is the entry of `SIZES` with the default nodes."""
     return {
         "rule": option(_RULE, default="lines", choices=RULES),
-        "nodes": option(_NODES, _power_of_two, SIZES[size]),
-        "replicates": option(_REPLICATES, integer(), REPLICATES),
+        "nodes": option("approximate number of nodes in a replicate, a power of two", _power_of_two, SIZES[size]),
+        "replicates": option(
+            "number of independent replicates; their scatter gives the error bars", integer(), REPLICATES
+        ),
     }
 
 
@@ -217,7 +223,7 @@ def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MAX_N
         InputError: if nodes and replicates do not fit into memory.
     """
     size = min(args.nodes, most)
-    memory = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
+    memory = float(args.replicates) * max(size, SIZES["grid"]) * _RULE_BYTES[args.rule]
     require_memory(memory, "replicates", args.replicates, f"averages of {size} nodes in each")
     return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)
 

@@ -58,6 +58,7 @@ _SIMULATION = {
     "instances": option("number of independent instances", integer(), 1, metavar="K"),
 }
 _OPTIMIZER = "by default lbfgs, or gd with --l1; the paper uses gd, which is not at a minimum after its 5000 steps"
+_TRAINING = {**_SIMULATION, "optimizer": option(_OPTIMIZER, choices=OPTIMIZERS)}
 
 
 def run_simulation(args: argparse.Namespace) -> Report:
@@ -214,12 +215,7 @@ def _epoch_rows(stages: dict[str, counting.Training]) -> list[dict[str, Any]]:
 _ON_DATA = "on sampled data and compare it with the theory"
 COMMANDS = (
     Command("gamp", run_simulation, f"run message passing {_ON_DATA}", _SIMULATION),
-    Command(
-        "train",
-        run_simulation,
-        f"train the layer {_ON_DATA}",
-        {**_SIMULATION, "optimizer": option(_OPTIMIZER, choices=OPTIMIZERS)},
-    ),
+    Command("train", run_simulation, f"train the layer {_ON_DATA}", _TRAINING),
     Command(
         "histogram", run_histogram, "train transformers to count tokens", _HISTOGRAM, "the same call resumes from {out}"
     ),
