@@ -138,8 +138,6 @@ _RULE = (
     "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
     "than two fields, lines means Sobol points, too"
 )
-
-
 _REPLICATES = "number of independent replicates; their scatter gives the error bars"
 
 

@@ -357,13 +357,8 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
                 level = float(point.train_loss) - crossing_loss + slope * (alphas - alpha)
                 line(axis, alphas, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
             axis.axvline(alpha, label=symbol, gid=transition.event, **on(axis, {**MARKS["alpha_c"], "lw": 0.9}))
-            band: dict[str, Any] = {
-                "color": shown(axis, INK),
-                "lw": 0,
-                "alpha": 0.2,
-                "gid": f"{transition.event}, error bars",
-            }
-            axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, **band)
+            band = {"color": shown(axis, INK), "lw": 0, "gid": f"{transition.event}, error bars"}
+            axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, alpha=0.2, **band)
             axis.set_xlabel(LABELS["alpha"])
         if rows:
             axis = axes[0, -1]
