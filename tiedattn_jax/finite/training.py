@@ -116,6 +116,7 @@ class Training(Estimate):
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
 
 
+@precise
 def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
     """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
@@ -131,18 +132,13 @@ def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = 
             labels.
     """
     Q, data = check_estimate("Q", model, data, Q), data.stored("for the risk of weights")
-    return smooth_risk(model, data, Q, as_flag(exact, "exact")) + model.penalty_of(Q)
+    return smooth_risk(model, data, as_flag(exact, "exact"), Q, student_fields(data.x, Q)) + model.penalty_of(Q)
 
 
-@precise
-def smooth_risk(model: Model, data: Data, Q: Float[Array, "d r"], exact: bool = False) -> Float[Array, ""]:
-    """Return the `risk` without the penalty."""
-    return _risk_of_fields(model, data, exact, Q, student_fields(data.x, Q))
-
-
-def _risk_of_fields(
+def smooth_risk(
     model: Model, data: Sample, exact: bool, Q: Float[Array, "d r"], Z: Float[Array, "L r n"]
 ) -> Float[Array, ""]:
+    """Return the `risk` without the penalty, of weights and their fields."""
     return jnp.sum(sentence_losses(model, data, Z, exact)) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
@@ -152,7 +148,7 @@ def risk_and_gradient(
 ) -> tuple[Float[Array, ""], Float[Array, "d r"], PyTree]:
     """Return the `smooth_risk`, its gradient, and the memory of the data after the two products that they take."""
     Z, memory = data.student_fields(Q, memory)
-    value, (ridge, slopes) = jax.value_and_grad(partial(_risk_of_fields, model, data, exact), (0, 1))(Q, Z)
+    value, (ridge, slopes) = jax.value_and_grad(partial(smooth_risk, model, data, exact), (0, 1))(Q, Z)
     gradient, memory = data.back_project(slopes, memory)
     return value, ridge + gradient, memory
 

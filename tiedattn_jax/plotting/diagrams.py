@@ -266,9 +266,9 @@ def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     lone = [run.start for run in runs_of(found) if run.stop - run.start == 1]
     if lone and not is_list:  # a line would not show them
         axis.plot(*(a[lone] for a in places), gid=f"{name}, points", path_effects=_RIM, **dots)
-    bars: dict[str, Any] = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars"}
-    ends = *(a[found] for a in places), boundary.stderr()[found]
-    points(axis, *ends, name, along="x" if alpha_is_x else "y", **bars)
+    x, y, bars = (a[found] for a in (*places, boundary.stderr()))
+    style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars"}
+    points(axis, x, y, bars, name, along="x" if alpha_is_x else "y", **style)
 
 
 def _mark(

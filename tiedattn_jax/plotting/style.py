@@ -417,8 +417,8 @@ def points(
         along: axis, "x" or "y", that the bars are parallel to.
         style: options of `Axes.errorbar`.
     """
-    width = np.where(np.isfinite(bars), 2 * bars, 0.0)
-    for part in axis.errorbar(x, y, **{f"{along}err": width}, **on(axis, style)).get_children():
+    options = {**on(axis, style), f"{along}err": np.where(np.isfinite(bars), 2 * bars, 0.0)}
+    for part in axis.errorbar(x, y, **options).get_children():
         part.set_gid(f"{name}{_BARS}")
 
 
