@@ -84,11 +84,7 @@ def run_simulation(args: argparse.Namespace) -> Report:
     return Report(numbers, text, {}, succeeded, nodes)
 
 
-_SAMPLED, _TRAINED, _UNFROZEN = (
-    defaults_of(counting.sample),
-    defaults_of(counting.train),
-    defaults_of(counting.unfreeze),
-)
+_SAMPLED, _TRAINED, _UNFROZEN = map(defaults_of, (counting.sample, counting.train, counting.unfreeze))
 _EVEN = integer(2, suffix=", even", holds=lambda v: v % 2 == 0)
 _MECHANISM = "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)"
 _FREE = "number of epochs of plain gradient descent with all weights free"
@@ -117,17 +113,10 @@ def run_histogram(args: argparse.Namespace) -> Report:
             make_folder(args.out, "out")
         data, frozen, free, per_epoch = _trained(args)
     comparison, status = counting.compare(frozen, free), np.maximum(frozen.status, free.status)
-    statistics = {name: mean_and_std(values) for name, values in comparison.items()}
-    numbers = {
-        **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
-        **{
-            f"{name}_{kind}": x
-            for name, pair in statistics.items()
-            for kind, x in zip(("mean", "std"), pair, strict=True)
-        },
-        "seconds_per_epoch": per_epoch,
-        "status": Status.name_of(np.max(status)),
-    }
+    numbers = {name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")}
+    for name, values in comparison.items():
+        numbers[f"{name}_mean"], numbers[f"{name}_std"] = mean_and_std(values)
+    numbers |= {"seconds_per_epoch": per_epoch, "status": Status.name_of(np.max(status))}
     rows = [(name.replace("_", " "), spread(values)) for name, values in comparison.items()]
     text = f"{args.mechanism}: {args.runs} runs: {counted(status)}\n{table(rows)}"
     if per_epoch is not None:
