@@ -146,9 +146,7 @@ def averages(size: str = "solve") -> dict[str, Option]:
     return {
         "rule": option(_RULE, default="lines", choices=RULES),
         "nodes": option("approximate number of nodes in a replicate, a power of two", _power_of_two, SIZES[size]),
-        "replicates": option(
-            "number of independent replicates; their scatter gives the error bars", integer(), REPLICATES
-        ),
+        "replicates": option(_REPLICATES, integer(), REPLICATES),
     }
 
 

@@ -170,34 +170,26 @@ def risk_minimiser(
         return jnp.einsum("iab,ib->ia", C, b), C
 
     # Weights and messages of a student that vanishes are measured in their units: they have no relative change.
-    rounding, penalised = jnp.finfo(dtype).eps, model.penalty is not None
-    floors = rounding * jnp.stack([weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale])
+    floors = jnp.finfo(dtype).eps * jnp.stack(
+        [weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale]
+    )
 
     def outcome(state: Iterate, image: Iterate, trial: Iterate) -> tuple[Array, Array]:
-        change, finite, positive = _step_size(state, image, floors, penalised)
+        """Return the largest relative change of Q, C and g; the variances of a possible image are positive."""
+        triples = (image.Q, state.Q, floors[0]), (image.C, state.C, 0.0), (image.g, state.g, floors[1])
+        squares = [jnp.sum((a - b) ** 2) / jnp.sum(a**2 + floor**2) for a, b, floor in triples]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, *_ in triples]))
+        if model.penalty is None:
+            positive = positive_definite(image.C)
+        else:  # a weight that a penalty holds at zero may have no variance
+            variances = jnp.diagonal(image.C, axis1=1, axis2=2)
+            positive = jnp.all(variances >= 0) & jnp.any(variances > 0)
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
-        return change, jnp.where(finite & positive & ~(cost(trial.Q) > bound), Status.converged, failure)
+        is_possible = finite & positive & ~(cost(trial.Q) > bound)
+        return jnp.sqrt(jnp.max(jnp.stack(squares))), jnp.where(is_possible, Status.converged, failure)
 
     products = data.student_fields, data.back_project
     return Learner(model, data, *products, messages, estimate, outcome, burn_in), Iterate(Q, *warm_start, Z)
-
-
-def _step_size(
-    state: Iterate, image: Iterate, floors: Float[Array, "2"], penalised: bool
-) -> tuple[Array, Array, Array]:
-    """Return the largest relative change of Q, C and g, and whether the image is finite and has possible variances.
-
-    Args:
-        floors: sizes of entries of Q and g that count as zero.
-    """
-    triples = (image.Q, state.Q, floors[0]), (image.C, state.C, 0.0), (image.g, state.g, floors[1])
-    squares = [jnp.sum((a - b) ** 2) / jnp.sum(a**2 + floor**2) for a, b, floor in triples]
-    change = jnp.sqrt(jnp.max(jnp.stack(squares)))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, *_ in triples]))
-    if not penalised:
-        return change, finite, positive_definite(image.C)
-    variances = jnp.diagonal(image.C, axis1=1, axis2=2)  # a weight that a penalty holds at zero may have none
-    return change, finite, jnp.all(variances >= 0) & jnp.any(variances > 0)
 
 
 def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Float[Array, "#d r r"]:
