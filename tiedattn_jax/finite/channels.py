@@ -170,9 +170,8 @@ def risk_minimiser(
         return jnp.einsum("iab,ib->ia", C, b), C
 
     # Weights and messages of a student that vanishes are measured in their units: they have no relative change.
-    floors = jnp.finfo(dtype).eps * jnp.stack(
-        [weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale]
-    )
+    sizes = jnp.stack([weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale])
+    floors = jnp.finfo(dtype).eps * sizes
 
     def outcome(state: Iterate, image: Iterate, trial: Iterate) -> tuple[Array, Array]:
         """Return the largest relative change of Q, C and g; the variances of a possible image are positive."""
