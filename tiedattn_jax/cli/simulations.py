@@ -84,7 +84,7 @@ def run_simulation(args: argparse.Namespace) -> Report:
     return Report(numbers, text, {}, succeeded, nodes)
 
 
-_SAMPLED, _TRAINED, _UNFROZEN = map(defaults_of, (counting.sample, counting.train, counting.unfreeze))
+_SAMPLED, _TRAINED, _UNFROZEN = (defaults_of(f) for f in (counting.sample, counting.train, counting.unfreeze))
 _EVEN = integer(2, suffix=", even", holds=lambda v: v % 2 == 0)
 _MECHANISM = "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)"
 _FREE = "number of epochs of plain gradient descent with all weights free"
