@@ -99,7 +99,7 @@ _BASELINE = "linear baseline"
 _UNSTABLE: dict[str, Any] = {"lw": 1.2, "ls": ":"}
 
 _NARROW = 2.1  # inches of the figure's width below which a panel goes to the next row
-_LONGEST = 1.0  # length of a label, relative to its axis, that is too long
+_LONG_LABEL = 1.0  # length of a label, relative to its axis, that is too long
 _FLAT = 0.75  # least height of panels in several rows, in units of their width
 # Shades of lines of one colour in the order in which they are drawn: towards `INK`, or towards `GROUND` (negative).
 _SHADES = 0.0, 0.45, -0.4, 0.7, -0.6
@@ -213,7 +213,7 @@ def _word(label: str, axis: Axes, side: int, short: bool) -> str:
     """Return a label, or its symbols alone if it may be `short` and is longer than the axis: 0 is x, 1 is y."""
     label = LABELS.get(label, label)
     letters = len(label.replace("\\mathcal", "").replace("\\", ""))
-    is_long = letters * 0.55 * matplotlib.rcParams["font.size"] / 72 > inches(axis)[side] * _LONGEST
+    is_long = letters * 0.55 * matplotlib.rcParams["font.size"] / 72 > inches(axis)[side] * _LONG_LABEL
     return label[label.index("$") :] if short and is_long and label in (*LABELS.values(), ORDERS) else label
 
 
