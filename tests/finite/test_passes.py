@@ -23,9 +23,10 @@ def test_products_equal_those_of_the_whole_arrays():
 def test_products_by_sums_are_those_of_matrices(monkeypatch):
     """On accelerators products with few columns are sums, which a CPU can compute, too."""
     monkeypatch.setattr(products.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
-    fields, back = jax.jit(lambda x, Q, g: (products._fields_by_platform(x, Q), products.back_project(x, g)))(X, Q, G)
-    np.testing.assert_allclose(fields, np.einsum("lni,ia->lan", X, Q), rtol=1e-11)
-    np.testing.assert_allclose(back, np.einsum("lni,lan->ia", X, G), rtol=1e-11)
+    x, g = X[:, :3], G[..., :3]  # of a shape for which no other test has made the program
+    fields, back = jax.jit(lambda x, Q, g: (products.student_fields(x, Q), products.back_project(x, g)))(x, Q, g)
+    np.testing.assert_allclose(fields, np.einsum("lni,ia->lan", x, Q), rtol=1e-11)
+    np.testing.assert_allclose(back, np.einsum("lni,lan->ia", x, g), rtol=1e-11)
 
 
 @pytest.mark.parametrize(

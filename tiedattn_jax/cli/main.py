@@ -111,7 +111,7 @@ def _with_provenance(args: argparse.Namespace, report: Report) -> Report:
 
 # The semantic state of the standard model at alpha = 2, from an integration rule of another kind than any here.
 KNOWN = {"q": 0.11481726, "V": 12.66853, "theta": 0.15815827, "train_loss": 0.0035906160}
-_TOLERANCE = 1e-4  # relative: the averages are accurate to 4e-5
+_ACCURACY = 1e-4  # relative: the averages are accurate to 4e-5
 
 
 def check_machine() -> tuple[bool, str]:
@@ -131,7 +131,7 @@ def check_machine() -> tuple[bool, str]:
     for name, known in KNOWN.items():
         value = float(getattr(state, name))
         error = abs(value / known - 1)
-        works &= bool(np.isfinite(value)) and error < _TOLERANCE
+        works &= bool(np.isfinite(value)) and error < _ACCURACY
         rows.append((name, f"{value:.8g}", f"{known:.8g}", f"{error:.0e}"))
     jaxlib = metadata.version("jaxlib")
     folder = getattr(jax.config, "jax_compilation_cache_dir", None)
@@ -143,7 +143,7 @@ def check_machine() -> tuple[bool, str]:
         ("first call", f"{seconds[0]:.2f} s, which compiles or reads compiled programs"),
         ("second call", f"{seconds[1]:.2f} s"),
     ]
-    verdict = f"the numbers agree with the known ones to {_TOLERANCE:.0e}" if works else "the numbers are WRONG here"
+    verdict = f"the numbers agree with the known ones to {_ACCURACY:.0e}" if works else "the numbers are WRONG here"
     title = f"semantic state at alpha = 2: {state.status_name}; {verdict}"
     return works, "\n".join([table(setting), title, table(rows)])
 

@@ -29,8 +29,11 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 _MAX_INTEGER = 2**31 - 1  # largest integer option: compiled programs count in 32 bits
 _MAX_NODES = 2**24  # largest number of nodes of a product rule
-_NODE_BYTES = {"lines": 2, "sobol": 100}  # four numbers for a line of twenty nodes or more; Sobol points are copied
-_SMALLEST, _LARGEST = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
+_RULE_BYTES = {
+    "lines": 2,
+    "sobol": 100,
+}  # of a node: four numbers for a line of twenty nodes or more; Sobol points are copied
+_TINY, _HUGE = 1e-30, 1e30  # range of numbers whose products neither vanish nor overflow
 
 
 def complain(message: str) -> None:
@@ -83,10 +86,8 @@ def _is_writable(text: str) -> bool:
     return bool(text) and "\0" not in text and ancestor.is_dir() and os.access(ancestor, os.W_OK)
 
 
-positive = checked(float, f"a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: _SMALLEST <= v <= _LARGEST)
-not_negative = checked(
-    float, f"0, or a number from {_SMALLEST:g} to {_LARGEST:g}", lambda v: v == 0 or _SMALLEST <= v <= _LARGEST
-)
+positive = checked(float, f"a number from {_TINY:g} to {_HUGE:g}", lambda v: _TINY <= v <= _HUGE)
+not_negative = checked(float, f"0, or a number from {_TINY:g} to {_HUGE:g}", lambda v: v == 0 or _TINY <= v <= _HUGE)
 share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
 folder = checked(str, "a folder that can be written", _is_writable)
 _power_of_two = integer(LEAST_SOBOL, _MAX_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
@@ -137,7 +138,6 @@ _RULE = (
     "averaging rule: lines that are broken where the proximal operator jumps, or single Sobol points; with more "
     "than two fields, lines means Sobol points, too"
 )
-_NODES = "approximate number of nodes in a replicate, a power of two"
 _REPLICATES = "number of independent replicates; their scatter gives the error bars"
 
 
@@ -145,9 +145,24 @@ def averages(size: str = "solve") -> dict[str, Option]:
     """Return the options `--rule --nodes --replicates`; `size` is the entry of `SIZES` with the default nodes."""
     return {
         "rule": option(_RULE, default="lines", choices=RULES),
-        "nodes": option(_NODES, _power_of_two, SIZES[size]),
+        "nodes": option("approximate number of nodes in a replicate, a power of two", _power_of_two, SIZES[size]),
         "replicates": option(_REPLICATES, integer(), REPLICATES),
     }
+
+
+@contextlib.contextmanager
+def under_options(**options: str) -> Iterator[None]:
+    """Report bad input of the library under the options that stand for its arguments.
+
+    Args:
+        options: by the name of an argument the option, and words to put before the sentence.
+    """
+    try:
+        yield
+    except InputError as problem:
+        name, _, words = options.get(problem.argument, problem.argument).partition(" ")
+        sentence = problem.problem.replace(f"got {problem.argument}=", "got ")
+        raise InputError(name, " ".join(filter(None, (words, sentence)))) from None
 
 
 class Command(NamedTuple):
@@ -204,7 +219,7 @@ def nodes_of(args: argparse.Namespace, model: AttentionLayer, most: int = _MAX_N
         InputError: if nodes and replicates do not fit into memory.
     """
     size = min(args.nodes, most)
-    memory = float(args.replicates) * max(size, SIZES["grid"]) * _NODE_BYTES[args.rule]
+    memory = float(args.replicates) * max(size, SIZES["grid"]) * _RULE_BYTES[args.rule]
     require_memory(memory, "replicates", args.replicates, f"averages of {size} nodes in each")
     return RULES[args.rule](model, size, seed=args.seed, replicates=args.replicates)
 

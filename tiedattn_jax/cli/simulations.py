@@ -34,8 +34,10 @@ from .options import (
     integer,
     model_of,
     nodes_of,
+    option,
     png,
     progress_bars,
+    under_options,
 )
 
 INITS = ("semantic", "positional", "random", "spectral")
@@ -50,15 +52,13 @@ _SIMULATION = {
     **MODEL,
     **averages(),
     "nodes": {**averages()["nodes"], "default": None, "help": _NODES_TEXT},
-    "d": {"type": integer(), "default": 1000, "help": "dimension of a token"},
-    "init": {"choices": INITS, "default": "semantic", "help": "initial weights"},
-    "steps": {"type": integer(), "help": f"largest number of steps; by default {_STEPS_TEXT}"},
-    "instances": {"type": integer(), "default": 1, "metavar": "K", "help": "number of independent instances"},
+    "d": option("dimension of a token", integer(), 1000),
+    "init": option("initial weights", default="semantic", choices=INITS),
+    "steps": option(f"largest number of steps; by default {_STEPS_TEXT}", integer()),
+    "instances": option("number of independent instances", integer(), 1, metavar="K"),
 }
-_OPTIMIZER = {
-    "choices": OPTIMIZERS,
-    "help": "by default lbfgs, or gd with --l1; the paper uses gd, which is not at a minimum after its 5000 steps",
-}
+_OPTIMIZER = "by default lbfgs, or gd with --l1; the paper uses gd, which is not at a minimum after its 5000 steps"
+_TRAINING = {**_SIMULATION, "optimizer": option(_OPTIMIZER, choices=OPTIMIZERS)}
 
 
 def run_simulation(args: argparse.Namespace) -> Report:
@@ -84,35 +84,22 @@ def run_simulation(args: argparse.Namespace) -> Report:
     return Report(numbers, text, {}, succeeded, nodes)
 
 
-_SAMPLED, _TRAINED, _UNFROZEN = (
-    defaults_of(counting.sample),
-    defaults_of(counting.train),
-    defaults_of(counting.unfreeze),
-)
+_SAMPLED, _TRAINED, _UNFROZEN = (defaults_of(f) for f in (counting.sample, counting.train, counting.unfreeze))
 _EVEN = integer(2, suffix=", even", holds=lambda v: v % 2 == 0)
-# Options that are numbers: type, default, help.
-COUNTS = {
-    "runs": (integer(), 10, "number of independent trainings, which run at once"),
-    "epochs": (integer(), _TRAINED["epochs"], "number of epochs of Adam with frozen weights"),
-    "free-epochs": (integer(), _UNFROZEN["epochs"], "number of epochs of plain gradient descent with all weights free"),
-    "samples": (integer(2), _SAMPLED["n"], f"number of sequences; {_SAMPLED['train_share']:.0%}% are for training"),
-    "length": (integer(2), _SAMPLED["length"], "number of tokens in a sequence"),
-    "tokens": (integer(2), _SAMPLED["tokens"], "size of the alphabet"),
-    "width": (_EVEN, _TRAINED["width"], "dimension of the embeddings"),
-    "hidden": (integer(), _TRAINED["hidden"], "number of hidden units"),
-}
-
+_MECHANISM = "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)"
+_FREE = "number of epochs of plain gradient descent with all weights free"
+_SAMPLES = f"number of sequences; {_SAMPLED['train_share']:.0%}% are for training"
 _HISTOGRAM = {
-    "mechanism": {
-        "choices": counting.MECHANISMS,
-        "default": "semantic",
-        "help": "what attention can read at first: only tokens (semantic), only positions (positional) or both (free)",
-    },
-    **{name: {"type": kind, "default": default, "help": text} for name, (kind, default, text) in COUNTS.items()},
+    "mechanism": option(_MECHANISM, default="semantic", choices=counting.MECHANISMS),
+    "runs": option("number of independent trainings, which run at once", integer(), 10),
+    "epochs": option("number of epochs of Adam with frozen weights", integer(), _TRAINED["epochs"]),
+    "free-epochs": option(_FREE, integer(), _UNFROZEN["epochs"]),
+    "samples": option(_SAMPLES, integer(2), _SAMPLED["n"]),
+    "length": option("number of tokens in a sequence", integer(2), _SAMPLED["length"]),
+    "tokens": option("size of the alphabet", integer(2), _SAMPLED["tokens"]),
+    "width": option("dimension of the embeddings", _EVEN, _TRAINED["width"]),
+    "hidden": option("number of hidden units", integer(), _TRAINED["hidden"]),
 }
-
-# Arguments of the library whose option has another name: that name, and a prefix for the error message.
-OPTIONS = {"n": ("samples", ""), "train_share": ("samples", ""), "checkpoint": ("out", "its checkpoint ")}
 
 
 def run_histogram(args: argparse.Namespace) -> Report:
@@ -121,28 +108,15 @@ def run_histogram(args: argparse.Namespace) -> Report:
     With `--out`, a checkpoint is written there after every epoch; the same call resumes from it.
     """
     _check_memory(args)
-    try:
+    with under_options(n="samples", checkpoint="out its checkpoint"):
         if args.out is not None:
             make_folder(args.out, "out")
         data, frozen, free, per_epoch = _trained(args)
-    except InputError as problem:
-        complaint = problem.problem.replace(f"got {problem.argument}=", "got ")
-        if problem.argument == "train_share":
-            complaint = f"must be more, too few different sequences are left to train and to test, got {args.samples}"
-        option, prefix = OPTIONS.get(problem.argument, (problem.argument, ""))
-        raise InputError(option, prefix + complaint) from None
     comparison, status = counting.compare(frozen, free), np.maximum(frozen.status, free.status)
-    statistics = {name: mean_and_std(values) for name, values in comparison.items()}
-    numbers = {
-        **{name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")},
-        **{
-            f"{name}_{kind}": x
-            for name, pair in statistics.items()
-            for kind, x in zip(("mean", "std"), pair, strict=True)
-        },
-        "seconds_per_epoch": per_epoch,
-        "status": Status.name_of(np.max(status)),
-    }
+    numbers = {name: getattr(args, name) for name in ("mechanism", "runs", "epochs", "free_epochs")}
+    for name, values in comparison.items():
+        numbers[f"{name}_mean"], numbers[f"{name}_std"] = mean_and_std(values)
+    numbers |= {"seconds_per_epoch": per_epoch, "status": Status.name_of(np.max(status))}
     rows = [(name.replace("_", " "), spread(values)) for name, values in comparison.items()]
     text = f"{args.mechanism}: {args.runs} runs: {counted(status)}\n{table(rows)}"
     if per_epoch is not None:
@@ -169,7 +143,13 @@ def _trained(args: argparse.Namespace) -> tuple[counting.Data, counting.Training
     The first epoch is not timed, because it compiles. The seconds are None if no other epoch ran.
     """
     data_key, run_key = jax.random.split(jax.random.key(args.seed))
-    data = counting.sample(data_key, args.samples, length=args.length, tokens=args.tokens)
+    try:
+        data = counting.sample(data_key, args.samples, length=args.length, tokens=args.tokens)
+    except InputError as problem:
+        if problem.argument != "train_share":
+            raise
+        text = "must be more, too few different sequences are left to train and to test"
+        raise InputError("samples", f"{text}, got {args.samples}") from None
     keys = jax.random.split(run_key, args.runs)
     times: list[float] = []
     with progress_bars(args, "epoch") as stage:
@@ -189,13 +169,10 @@ def _trained(args: argparse.Namespace) -> tuple[counting.Data, counting.Training
             keys, data, args.mechanism, epochs=args.epochs, **sizes, **stage_options("frozen", "frozen")
         )
         seconds = np.diff(times)[1:]  # without the first epoch, which compiles
-        try:
+        with under_options(epochs="free_epochs"):
             free = counting.unfreeze(
                 keys, frozen, data, epochs=args.free_epochs, **stage_options("free", f"free_from_{args.epochs}")
             )
-        except InputError as problem:
-            name = "free_epochs" if problem.argument == "epochs" else problem.argument
-            raise InputError(name, problem.problem) from None
     return data, frozen, free, float(np.median(seconds)) / args.runs if seconds.size else None
 
 
@@ -227,7 +204,7 @@ def _epoch_rows(stages: dict[str, counting.Training]) -> list[dict[str, Any]]:
 _ON_DATA = "on sampled data and compare it with the theory"
 COMMANDS = (
     Command("gamp", run_simulation, f"run message passing {_ON_DATA}", _SIMULATION),
-    Command("train", run_simulation, f"train the layer {_ON_DATA}", {**_SIMULATION, "optimizer": _OPTIMIZER}),
+    Command("train", run_simulation, f"train the layer {_ON_DATA}", _TRAINING),
     Command(
         "histogram", run_histogram, "train transformers to count tokens", _HISTOGRAM, "the same call resumes from {out}"
     ),

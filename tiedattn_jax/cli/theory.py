@@ -39,6 +39,7 @@ from .options import (
     png,
     positive,
     progress_bars,
+    under_options,
 )
 
 RECOVERIES = weak_recovery, perfect_recovery
@@ -101,8 +102,7 @@ def transition_report(critical: Quantity, crossing: Quantity, ends: dict[str, li
     report: dict[str, Any] = {}
     for name, numbers in events.items():
         report |= {name: numbers.get("alpha"), f"{name}_stderr": numbers.get("stderr")}
-    for kind in ("rs_shift", "rs_shift_stderr"):
-        report[f"alpha_c_{kind}"] = events["alpha_c"].get(kind)
+    report |= {f"alpha_c_{kind}": events["alpha_c"].get(kind) for kind in ("rs_shift", "rs_shift_stderr")}
     main_ends = {branch: main_end(end_list) for branch, end_list in ends.items()}
     report["spinodals"] = {branch: None if end is None else _end_report(end) for branch, end in main_ends.items()}
     report["ends"] = {branch: [_end_report(end) for end in end_list] for branch, end_list in ends.items()}
@@ -212,7 +212,7 @@ _DIAGRAM = {
 }
 
 
-def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
+def _grid_axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
     """Parse the words `NAME LOW HIGH POINTS` of an axis.
 
     Raises:
@@ -232,7 +232,7 @@ def _axis(option: str, words: list[str]) -> tuple[str, float, float, int]:
 
 def run_diagram(args: argparse.Namespace) -> Report:
     """Solve both branches on the grid; with `--out`, draw the diagram and write its table and arrays."""
-    model, axes = model_of(args), {option: _axis(option, getattr(args, option)) for option in AXES}
+    model, axes = model_of(args), {option: _grid_axis(option, getattr(args, option)) for option in AXES}
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = (Axis(name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
@@ -246,7 +246,7 @@ def run_diagram(args: argparse.Namespace) -> Report:
     nodes = nodes_of(args, model)
     with progress_bars(args, "solve") as stage:
         recoveries: list[Any] = []
-        try:
+        with under_options(**{x.name: "x", y.name: "y"}):
             if args.optimal:
                 other = x if y.name == "alpha" else y
                 for recovery in RECOVERIES:
@@ -263,9 +263,6 @@ def run_diagram(args: argparse.Namespace) -> Report:
                 resume=args.resume,
                 progress=stage("both branches"),
             )
-        except InputError as problem:
-            option = {x.name: "x", y.name: "y"}.get(problem.argument, problem.argument)
-            raise InputError(option, problem.problem.replace(f"got {problem.argument}=", "got ")) from None
     files = {}
     if args.out is not None:
         files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}

@@ -113,13 +113,13 @@ class Transformer(eqx.Module):
         # X Q = (E Q)[x] + P Q, and likewise for K and V. Products of T + L rows thus suffice for a whole batch.
         embeddings = jnp.concatenate([self.tokens, self.positions])
         table = embeddings @ jnp.concatenate([self.query, self.key, self.value], axis=1)
-        q, k, v = jnp.split(_rows(table[:T], x) + table[T:], 3, axis=-1)
+        q, k, v = jnp.split(_looked_up(table[:T], x) + table[T:], 3, axis=-1)
         S = jax.nn.softmax(q @ k.T / d**0.5, axis=-1)
         h = jax.nn.relu(jax.vmap(self.hidden)(jax.vmap(self.norm)(S @ v)))
         return jax.vmap(self.readout)(h), S
 
 
-def _rows(table: Float[Array, "T n"], x: Int[AnyArray, " L"]) -> Float[Array, "L n"]:
+def _looked_up(table: Float[Array, "T n"], x: Int[AnyArray, " L"]) -> Float[Array, "L n"]:
     """Return table[x]. On a GPU this is a product, because the derivative of table[x] is rounded anew in every run."""
 
     def product(table: Array, x: Array) -> Float[Array, "L n"]:
@@ -247,12 +247,8 @@ def check_sizes(**sizes: int) -> None:
 def _check_tokens(name: str, array: Any, tokens: int) -> None:
     if is_concrete(array):
         x = np.asarray(array)
-        require(
-            are_real(array) and x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens)),
-            name,
-            x,
-            f"tokens between 0 and {tokens - 1}",
-        )
+        are_tokens = are_real(array) and x.dtype.kind in "iu" and np.all((x >= 0) & (x < tokens))
+        require(are_tokens, name, x, f"tokens between 0 and {tokens - 1}")
 
 
 def roles(keys: Key[Array, " K"], *roles: int) -> list[Key[Array, " K"]]:

@@ -147,25 +147,19 @@ def train(
     # Memory for the weights, their start, and two moments of the gradient.
     weights = 4.0 * len(keys) * width * (3 * width + hidden) * jnp.dtype(dtype).itemsize
     require_memory(weights, "width", width, f"{len(keys)} transformers of {hidden} hidden units")
-    start, masks = _stacked(
-        [_masked_start(key, name, sizes, dtype) for key, name in zip(init_keys, names, strict=True)]
-    )
-    return _run(start, masks, shuffle_keys, plan, {"optimizer": "adam", "mechanism": names})
+    start, masks = _masked_starts(init_keys, names, sizes, dtype)
+    return _run_epochs(start, masks, shuffle_keys, plan, {"optimizer": "adam", "mechanism": names})
 
 
 @eqx.filter_jit
-def _masked_start(
-    key: PRNGKeyArray, mechanism: str, sizes: dict[str, int], dtype: DTypeLike
+def _masked_starts(
+    keys: Key[Array, " K"], mechanisms: list[str], sizes: dict[str, int], dtype: DTypeLike
 ) -> tuple[Transformer, Transformer]:
-    """Return the masked initialisation of a run, and its mask."""
-    weights = Transformer(key, **sizes, dtype=dtype)
-    weights_mask = mask(weights, mechanism)
-    return jax.tree.map(jnp.multiply, weights, weights_mask), weights_mask
-
-
-@jax.jit
-def _stacked(trees: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *a: jnp.stack(a), *trees)
+    """Return the masked initialisation of every run, and its mask."""
+    weights = jax.vmap(lambda key: Transformer(key, **sizes, dtype=dtype))(keys)
+    masks = [mask(indexed(weights, k), name) for k, name in enumerate(mechanisms)]
+    stacked_masks = jax.tree.map(lambda *a: jnp.stack(a), *masks)
+    return jax.tree.map(jnp.multiply, weights, stacked_masks), stacked_masks
 
 
 def unfreeze(
@@ -201,7 +195,7 @@ def unfreeze(
     require(sizes == (L, T), "data", "sequences of {} out of {}".format(*sizes), requirement)
     require_not_negative(noise, "noise")
     start, ones = _with_noise(frozen.weights, noise_keys, float(noise))
-    return _run(start, ones, shuffle_keys, plan, {"optimizer": "sgd", "noise": float(noise)})
+    return _run_epochs(start, ones, shuffle_keys, plan, {"optimizer": "sgd", "noise": float(noise)})
 
 
 @jax.jit
@@ -235,7 +229,7 @@ class _Plan(eqx.Module):
         require_kind(self.checkpoint, "checkpoint", kinds, "the path of a file, or None")
 
 
-def _run(
+def _run_epochs(
     start: Transformer, masks: Transformer, keys: Key[Array, " K"], plan: _Plan, configuration: dict[str, Any]
 ) -> Training:
     """Train from a start, or continue from the checkpoint.
@@ -252,8 +246,7 @@ def _run(
         **{"hidden": start.hidden.weight.shape[1], "start": fingerprint(start)},
         **{"keys": fingerprint(jax.random.key_data(keys)), "data": fingerprint(data)},
     }
-    memory = jax.jit(jax.vmap(OPTIMIZERS[optimizer].init))(start)
-    initial = (start, memory), History(*[np.zeros((len(keys), 0), dtype)] * 5)
+    initial = (start, _first_memory(start, optimizer)), History(*[np.zeros((len(keys), 0), dtype)] * 5)
     checkpoint = Store(plan.checkpoint, configuration, "checkpoint", "be of this configuration, or another file")
     done, (state, history) = checkpoint.latest(initial)
     requirement = f"at least the {done} that the checkpoint {plan.checkpoint} has, or name another file"
@@ -268,13 +261,19 @@ def _run(
     return Training(start, state[0], masks, history, history.status())
 
 
-State = tuple[Transformer, PyTree]  # the weights, and the memory of the optimizer
+_RunState = tuple[Transformer, PyTree]  # the weights, and the memory of the optimizer
+
+
+@eqx.filter_jit
+def _first_memory(weights: Transformer, optimizer: str) -> PyTree:
+    """Return the memory of the optimizer before the first step of every run."""
+    return jax.vmap(OPTIMIZERS[optimizer].init)(weights)
 
 
 @eqx.filter_jit
 @precise
 def _epoch(
-    state: State,
+    state: _RunState,
     masks: Transformer,
     keys: Key[Array, " K"],
     data: Data,
@@ -282,7 +281,7 @@ def _epoch(
     epoch: Int[Array, ""],
     optimizer: str,
     batch: int,
-) -> tuple[State, History]:
+) -> tuple[_RunState, History]:
     """Train all runs for one epoch. Return their state and the measurements of every run."""
     n = len(data.train)
     steps = -(-n // batch)
@@ -293,13 +292,13 @@ def _epoch(
         logits, _ = jax.vmap(weights)(x)
         return jnp.sum(present * _cross_entropy(logits, x)) / jnp.sum(present)
 
-    def train_run(state: State, mask: Transformer, key: PRNGKeyArray) -> tuple[State, History]:
+    def train_run(state: _RunState, mask: Transformer, key: PRNGKeyArray) -> tuple[_RunState, History]:
         order = jax.random.permutation(jax.random.fold_in(key, epoch), jnp.arange(n, dtype=jnp.int32))
         batches = data.train[jnp.resize(order, (steps, batch))]
 
         def step(
-            state: State, batch: tuple[Int[Array, "batch L"], Float[Array, " batch"]]
-        ) -> tuple[State, Float[Array, ""]]:
+            state: _RunState, batch: tuple[Int[Array, "batch L"], Float[Array, " batch"]]
+        ) -> tuple[_RunState, Float[Array, ""]]:
             weights, memory = state
             loss, gradient = jax.value_and_grad(risk)(weights, *batch)
             direction, memory = transform.update(jax.tree.map(jnp.multiply, gradient, mask), memory)

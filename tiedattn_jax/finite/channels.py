@@ -53,11 +53,11 @@ from .products import weight_unit
 # settle, 6 diverge, and one stops at a point that is not critical.
 _BURN_IN = 20
 # A regression on fewer sentences than this many times its unknowns is singular, or its errors have no variance.
-_FEW = 3
+_FEW_SENTENCES = 3
 _COLLINEAR = 10  # first steps take derivatives: fields of the student may be multiples of the teacher's (singular fit)
 
 
-class State(eqx.Module):
+class Iterate(eqx.Module):
     """State of message passing, from which a step makes the next one: estimate, variances, messages."""
 
     Q: Float[Array, "d r"]
@@ -86,7 +86,7 @@ class Learner(NamedTuple):
     back_project: Callable[[Array, PyTree], tuple[Array, PyTree]]
     messages: Callable[[Array, Array, PyTree, Array], tuple[Array, Array, PyTree]]
     estimate: Callable[[Array, Array], tuple[Array, Array]]
-    outcome: Callable[[State, State, State], tuple[Array, Array]]
+    outcome: Callable[[Iterate, Iterate, Iterate], tuple[Array, Array]]
     burn_in: int = 0
 
 
@@ -95,7 +95,7 @@ def responses(data: Sample, C: Float[Array, "#d r r"]) -> Float[Array, "S r r"]:
     return jnp.mean(data.gamma[:, :, None, None] * C, 1)
 
 
-def step(learner: Learner, s: State, memory: PyTree, number: Int[Array, ""]) -> tuple[State, PyTree]:
+def step(learner: Learner, s: Iterate, memory: PyTree, number: Int[Array, ""]) -> tuple[Iterate, PyTree]:
     """Return the undamped image of a state, and the memory of the data after it.
 
     Args:
@@ -107,7 +107,7 @@ def step(learner: Learner, s: State, memory: PyTree, number: Int[Array, ""]) -> 
     g, slope, z = learner.messages(h, V, s.z, number)
     A = -jnp.einsum("li,lab->iab", data.gamma, symmetric(slope)) / s.Q.shape[0]
     product, memory = learner.back_project(g, memory)
-    return State(*learner.estimate(A, product + jnp.einsum("iab,ib->ia", A, s.Q)), g, z), memory
+    return Iterate(*learner.estimate(A, product + jnp.einsum("iab,ib->ia", A, s.Q)), g, z), memory
 
 
 def risk_minimiser(
@@ -118,7 +118,7 @@ def risk_minimiser(
     warm_start: tuple[Float[Array, "#d r r"], Float[Array, "L r n"]] | None,
     damped: Bool[Array, ""],
     derivative: Bool[Array, ""],
-) -> tuple[Learner, State]:
+) -> tuple[Learner, Iterate]:
     """Return the student that minimises the empirical risk, and its state before the first step.
 
     Without variances and messages of an earlier run, the messages of a damped run are minus the gradient of the loss at
@@ -170,32 +170,25 @@ def risk_minimiser(
         return jnp.einsum("iab,ib->ia", C, b), C
 
     # Weights and messages of a student that vanishes are measured in their units: they have no relative change.
-    rounding, penalised = jnp.finfo(dtype).eps, model.penalty is not None
-    floors = rounding * jnp.stack([weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale])
+    sizes = jnp.stack([weight_unit(model, data.variance), loss_unit(model, data) / model.field_scale])
+    floors = jnp.finfo(dtype).eps * sizes
 
-    def outcome(state: State, image: State, trial: State) -> tuple[Array, Array]:
-        change, finite, positive = _step_size(state, image, floors, penalised)
+    def outcome(state: Iterate, image: Iterate, trial: Iterate) -> tuple[Array, Array]:
+        """Return the largest relative change of Q, C and g; the variances of a possible image are positive."""
+        triples = (image.Q, state.Q, floors[0]), (image.C, state.C, 0.0), (image.g, state.g, floors[1])
+        squares = [jnp.sum((a - b) ** 2) / jnp.sum(a**2 + floor**2) for a, b, floor in triples]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, *_ in triples]))
+        if model.penalty is None:
+            positive = positive_definite(image.C)
+        else:  # a weight that a penalty holds at zero may have no variance
+            variances = jnp.diagonal(image.C, axis1=1, axis2=2)
+            positive = jnp.all(variances >= 0) & jnp.any(variances > 0)
         failure = jnp.where(finite, Status.left_domain, Status.nonfinite)
-        return change, jnp.where(finite & positive & ~(cost(trial.Q) > bound), Status.converged, failure)
+        is_possible = finite & positive & ~(cost(trial.Q) > bound)
+        return jnp.sqrt(jnp.max(jnp.stack(squares))), jnp.where(is_possible, Status.converged, failure)
 
     products = data.student_fields, data.back_project
-    return Learner(model, data, *products, messages, estimate, outcome, burn_in), State(Q, *warm_start, Z)
-
-
-def _step_size(state: State, image: State, floors: Float[Array, "2"], penalised: bool) -> tuple[Array, Array, Array]:
-    """Return the largest relative change of Q, C and g, and whether the image is finite and has possible variances.
-
-    Args:
-        floors: sizes of entries of Q and g that count as zero.
-    """
-    triples = (image.Q, state.Q, floors[0]), (image.C, state.C, 0.0), (image.g, state.g, floors[1])
-    squares = [jnp.sum((a - b) ** 2) / jnp.sum(a**2 + floor**2) for a, b, floor in triples]
-    change = jnp.sqrt(jnp.max(jnp.stack(squares)))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a, *_ in triples]))
-    if not penalised:
-        return change, finite, positive_definite(image.C)
-    variances = jnp.diagonal(image.C, axis1=1, axis2=2)  # a weight that a penalty holds at zero may have none
-    return change, finite, jnp.all(variances >= 0) & jnp.any(variances > 0)
+    return Learner(model, data, *products, messages, estimate, outcome, burn_in), Iterate(Q, *warm_start, Z)
 
 
 def _first_variances(model: Model, data: Sample, Q: Float[Array, "d r"]) -> Float[Array, "#d r r"]:
@@ -225,7 +218,7 @@ def _slope(
     def slope_of(m: Model) -> Float[Array, "S r r"]:
         mask = jnp.broadcast_to(jnp.asarray(kind_mask(m, data.classes), bool), h.shape[-1:])
         slope = lax.cond(
-            derivative | (jnp.sum(mask) < _FEW * unknowns),
+            derivative | (jnp.sum(mask) < _FEW_SENTENCES * unknowns),
             lambda: _derivative_slope(m, data, z, m.sentence.to_tokens(V), mask),
             lambda: _regression_slope(data, h, g, mask),
         )
@@ -270,7 +263,7 @@ def teacher_moment(model: Model) -> Float[Array, "t t"]:
     return jnp.tensordot(law.weights, law.pi, 1)
 
 
-def bayes_learner(model: Model, data: Data, Q: Float[Array, "d t"]) -> tuple[Learner, State]:
+def bayes_learner(model: Model, data: Data, Q: Float[Array, "d t"]) -> tuple[Learner, Iterate]:
     """Return the Bayes-optimal learner, and its state before the first step: no messages, and variances of the prior.
 
     It knows the encodings, so its fields are those of the tokens alone.
@@ -289,12 +282,12 @@ def bayes_learner(model: Model, data: Data, Q: Float[Array, "d t"]) -> tuple[Lea
         C = solve_general(jnp.eye(t, dtype=Q.dtype) + P @ A, jnp.broadcast_to(P, A.shape))
         return jnp.einsum("iab,ib->ia", jnp.broadcast_to(C, (d, t, t)), b), C
 
-    def outcome(state: State, image: State, trial: State) -> tuple[Array, Array]:
+    def outcome(state: Iterate, image: Iterate, trial: Iterate) -> tuple[Array, Array]:
         """Return the relative change of Q; the step can be taken if that is finite."""
         change = jnp.linalg.norm(image.Q - state.Q) / jnp.linalg.norm(image.Q)
         return change, jnp.where(jnp.isfinite(change), Status.converged, Status.nonfinite)
 
     products = lambda Q, memory: (data.token_fields(Q), memory), lambda g, memory: (data.token_projection(g), memory)
     C = P[None] * jnp.ones((data.gamma.shape[1], 1, 1), Q.dtype)
-    first = State(Q, C, jnp.zeros((data.shape[0], t, data.count), Q.dtype), None)
+    first = Iterate(Q, C, jnp.zeros((data.shape[0], t, data.count), Q.dtype), None)
     return Learner(model, data, *products, messages, estimate, outcome), first

@@ -40,7 +40,7 @@ _WARN_RATIO = 1.5  # warn when the variance of the inputs and that of the model 
 _LARGE_SAMPLE = 1000  # with more numbers than this, chance does not change their variance noticeably
 _SENTENCES = 1000  # largest number of sentences whose tokens are compared with one another
 _PROJECTIONS = 3  # directions whose projections tell words apart
-_BARS = 4  # a deviation of fewer standard deviations is chance
+_CHANCE = 4  # a deviation of fewer standard deviations is chance
 _TAIL = 8  # a bound that is exceeded with probability exp(-8) bounds chance
 
 
@@ -225,7 +225,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
         raise InputError("data", f"{requirement}, got L = {L} and {len(data.gamma)} laws")
     if n < 2:
         raise InputError("data", "must have two sentences or more, whose differences tell their law, got n=1")
-    m = jax.tree.map(lambda a: np.asarray(a, float), _moments(data))
+    m = jax.tree.map(lambda a: np.asarray(a, float), _token_moments(data))
     # Samples of the law have these mean squares of cosines, times d, for two tokens of given laws, or positions. Its
     # further properties are the largest share of one direction, and the largest tr Sigma^4 / (tr Sigma^2)^2.
     weights, spectra = np.asarray(law.weights, float), np.asarray(law.gamma, float) / traces
@@ -252,9 +252,9 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     rows = {
         "variance": (variance, 1.0, abs(np.log(variance)), abs(variance - 1) > np.maximum(0.05, sums)),
         "mean": (m.mean, 0.0, m.mean, m.mean > np.maximum(0.01, mean)),
-        "dimension": (share, by_position, abs(np.log(ratio)), abs(ratio - 1) > np.maximum(0.1, _BARS * spread)),
-        "correlation": (m.correlation, 0.0, cosine, cosine > np.maximum(0.02, _BARS * (of_pair / (n * d)) ** 0.5)),
-        "norms": (m.norms, gaussian, excess, excess > np.maximum(0.05, _BARS * gaussian * scatter)),
+        "dimension": (share, by_position, abs(np.log(ratio)), abs(ratio - 1) > np.maximum(0.1, _CHANCE * spread)),
+        "correlation": (m.correlation, 0.0, cosine, cosine > np.maximum(0.02, _CHANCE * (of_pair / (n * d)) ** 0.5)),
+        "norms": (m.norms, gaussian, excess, excess > np.maximum(0.05, _CHANCE * gaussian * scatter)),
         "kurtosis": (m.kurtosis, 3 / share, m.kurtosis * share, m.kurtosis > 15 / share),
         "vocabulary": (words / d, np.inf, 0.0, repeated > 0.01 and words < 50 * d),
     }
@@ -288,7 +288,7 @@ _TOO_WIDE = (
 )
 
 
-class _Moments(NamedTuple):
+class _TokenMoments(NamedTuple):
     """Moments of the tokens; S laws of tokens, L positions, N = L n tokens."""
 
     shares: Float[Array, "L S"]  # of the laws of tokens at every position
@@ -303,7 +303,7 @@ class _Moments(NamedTuple):
 
 @eqx.filter_jit
 @precise
-def _moments(data: Data) -> _Moments:
+def _token_moments(data: Data) -> _TokenMoments:
     L, n, d, _ = data.shape
     tokens = data.x * d**0.5 - data.encodings[:, None]
     directions = jax.random.normal(jax.random.key(0), (d, _PROJECTIONS), tokens.dtype)
@@ -330,7 +330,7 @@ def _moments(data: Data) -> _Moments:
     first, second = (jnp.mean(gram**k, (1, 2), where=pairs) for k in (1, 2))
     trace = jnp.mean(square, 1)
     floor = trace**2 / d  # of all spectra of this trace
-    return _Moments(
+    return _TokenMoments(
         shares=shares,
         variance=variance,
         mean=jnp.sum(mean**2, -1) / d,

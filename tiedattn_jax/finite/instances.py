@@ -25,7 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
@@ -220,7 +220,7 @@ def means_of(instances: Table) -> dict[str, Any]:
     them.
     """
     cells = instances.cells
-    means = {name: _means([cell for cell in cells if cell.branch == name]) for name in instances.groups}
+    means = {name: _group_means([cell for cell in cells if cell.branch == name]) for name in instances.groups}
     branches = [name for name in means if name != UNSETTLED] or [UNSETTLED]
     blank = dict.fromkeys(NAMES)
     return {
@@ -235,7 +235,7 @@ def means_of(instances: Table) -> dict[str, Any]:
     }
 
 
-def _means(cells: list[Instance]) -> dict[str, Any]:
+def _group_means(cells: list[Instance]) -> dict[str, Any]:
     """Return means and error bars over the instances of a group that settled, and the mean of their theory."""
     numbers = {name: np.array([getattr(cell.simulation, name) for cell in cells if not cell.reason]) for name in NAMES}
     solved = [cell for cell in cells if cell.theory_status <= Status.stalled]
@@ -392,28 +392,25 @@ def _instance(outcome: dict[str, Any], d: int, theory: Callable[[str], FixedPoin
         theory: function that solves a branch, by its name; None to solve no theory.
     """
     measured, first = outcome["measured"], "positional" if outcome["positional"] else "semantic"
-    distances = dict.fromkeys(PAIR, np.nan)
-
-    def ended(branch: str, point: FixedPoint | None, status: int | Int[Array, ""]) -> Instance:
-        blank = Compared(*[np.array(np.nan)] * len(NAMES))
-        predicted, bars = jax.tree.map(np.asarray, _compared(point)) if point else (blank, blank)
-        return Instance(
-            theory=predicted,
-            theory_stderr=bars,
-            branch=branch,
-            distance=np.array([*distances.values()]),
-            theory_status=int(status),
-            point=point,
-            simulation=measured["simulation"],
-            **{name: a.item() for name, a in measured.items() if name != "simulation"},
-        )
-
-    if theory is None or not outcome["settled"]:
-        return ended(first if outcome["settled"] else UNSETTLED, None, Status.absent)
-    worst = int(Status.converged)
-    for branch in (first, *(b for b in PAIR if b != first)):
-        point = theory(branch)
-        distances[branch], worst = distance(measured["simulation"], d, point), max(worst, int(point.status))
-        if distances[branch] <= FAR or (branch == first and np.isnan(distances[branch])):
-            return ended(branch, point, point.status)
-    return ended(NEITHER, None, worst)
+    distances, point = dict.fromkeys(PAIR, np.nan), None
+    branch, status = first if outcome["settled"] else UNSETTLED, int(Status.absent)
+    if theory is not None and outcome["settled"]:
+        branch, status = NEITHER, int(Status.converged)
+        for name in (first, *(b for b in PAIR if b != first)):
+            state = theory(name)
+            distances[name], status = distance(measured["simulation"], d, state), max(status, int(state.status))
+            if distances[name] <= FAR or (name == first and np.isnan(distances[name])):
+                branch, point, status = name, state, int(state.status)
+                break
+    blank = Compared(*[np.array(np.nan)] * len(NAMES))
+    predicted, bars = jax.tree.map(np.asarray, _compared(point)) if point else (blank, blank)
+    return Instance(
+        theory=predicted,
+        theory_stderr=bars,
+        branch=branch,
+        distance=np.array([*distances.values()]),
+        theory_status=status,
+        point=point,
+        simulation=measured["simulation"],
+        **{name: a.item() for name, a in measured.items() if name != "simulation"},
+    )

@@ -39,7 +39,7 @@ from ..base.results import Status
 from ..bayes.fixed_points import check_bayes
 from ..model.model import Model
 from ..model.overlaps import Overlaps
-from .channels import Learner, State, bayes_learner, responses, risk_minimiser, step, teacher_moment
+from .channels import Iterate, Learner, bayes_learner, responses, risk_minimiser, step, teacher_moment
 from .data import Data, Sample
 from .diagnosis import check_estimate, check_fit
 from .evaluation import Estimate, Units, largest, loss_unit, proximal_gradient
@@ -228,12 +228,12 @@ def gamp(
         damping=jnp.asarray(_FIRST_DAMPING if damping is None else damping, Q.dtype),
         automatic=jnp.asarray(damping is None),
     )
-    return _run(model, data, Q, warm_start, jnp.asarray(response == "derivative"), options)
+    return _run_gamp(model, data, Q, warm_start, jnp.asarray(response == "derivative"), options)
 
 
 @eqx.filter_jit
 @precise
-def _run(
+def _run_gamp(
     model: Model,
     data: Sample,
     Q: Float[Array, "d r"],
@@ -322,9 +322,9 @@ def _run_posterior(model: Model, data: Data, Q: Float[Array, "d t"], options: _O
     return GAMP(**_iterate(*bayes_learner(model, data, Q), None, options).result(options))
 
 
-class _Loop(eqx.Module):
-    state: State
-    fallback: State  # the last state from which a step was possible
+class _MessageLoop(eqx.Module):
+    state: Iterate
+    fallback: Iterate  # the last state from which a step was possible
     damping: Damping
     steps: Int[Array, ""]
     failure: Int[Array, ""]  # status that ended the run; `converged` while the run goes on
@@ -349,15 +349,15 @@ class _Loop(eqx.Module):
         }
 
 
-def _iterate(learner: Learner, first: State, memory: PyTree, options: _Options) -> _Loop:
+def _iterate(learner: Learner, first: Iterate, memory: PyTree, options: _Options) -> _MessageLoop:
     """Run the loop from a first state until it converges, fails, or runs out of steps."""
     data, dtype = learner.data, first.Q.dtype
 
-    def with_overlaps(history: Overlaps, k: Int[Array, ""], s: State) -> Overlaps:
+    def with_overlaps(history: Overlaps, k: Int[Array, ""], s: Iterate) -> Overlaps:
         """Write the overlaps of a state into entry k of the history, those before step k."""
         return jax.tree.map(lambda a, v: a.at[k].set(v), history, data.overlaps(s.Q, responses(data, s.C)))
 
-    def body(p: _Loop) -> _Loop:
+    def body(p: _MessageLoop) -> _MessageLoop:
         image, memory = step(learner, p.state, p.memory, p.steps)
         trial = image
         if not options.undamped:
@@ -369,7 +369,7 @@ def _iterate(learner: Learner, first: State, memory: PyTree, options: _Options) 
         damping = p.damping.after(residual, possible, p.steps < learner.burn_in, options.automatic)
         state, fallback = (either(possible, *pair) for pair in ((trial, p.fallback), (p.state, p.fallback)))
         failed = ~possible & (~options.automatic | (damping.share < _MIN_DAMPING))
-        return _Loop(
+        return _MessageLoop(
             state=state,
             fallback=fallback,
             damping=damping,
@@ -380,13 +380,13 @@ def _iterate(learner: Learner, first: State, memory: PyTree, options: _Options) 
             memory=memory,
         )
 
-    def unfinished(p: _Loop) -> Bool[Array, ""]:
+    def unfinished(p: _MessageLoop) -> Bool[Array, ""]:
         converged = p.damping.residual <= options.least_residual
         return (p.failure == Status.converged) & ~converged & (p.steps < options.steps)
 
     blank = jax.tree.map(lambda a: jnp.full((options.steps + 1, *a.shape), jnp.nan, dtype), data.overlaps(first.Q))
     inf, zero = jnp.asarray(jnp.inf, dtype), jnp.array(0, jnp.int32)
-    begin = _Loop(
+    begin = _MessageLoop(
         state=first,
         fallback=first,
         damping=Damping(options.damping, jnp.asarray(_MAX_DAMPING, dtype), inf, inf, zero),

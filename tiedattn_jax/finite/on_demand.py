@@ -137,14 +137,14 @@ def _product(
 
     def project(basis: Array, images: Array, state: tuple) -> tuple:
         rest, image = state
-        a = _along(basis, rest)
+        a = _coefficients(basis, rest)
         return rest - _combined(a, basis), image + _combined(a, images)
 
     def reproject(basis: Array, _: Array, rest: tuple) -> tuple:
-        return (rest[0] - _combined(_along(basis, rest[0]), basis),)
+        return (rest[0] - _combined(_coefficients(basis, rest[0]), basis),)
 
     def condition(basis: Array, images: Array, fresh: tuple) -> tuple:
-        a = _along(images, direction) - _along(basis, fresh[0])
+        a = _coefficients(images, direction) - _coefficients(basis, fresh[0])
         return (fresh[0] + _combined(a, basis),)
 
     L, b = side.images.shape[1], side.images.shape[3]
@@ -165,7 +165,7 @@ def _product(
 _ROUNDINGS = 100
 
 
-def _along(vectors: Float[Array, "S block a"], v: Float[Array, "R a"]) -> Float[Array, "L block"]:
+def _coefficients(vectors: Float[Array, "S block a"], v: Float[Array, "R a"]) -> Float[Array, "L block"]:
     """Return the inner products of stored vectors with a vector; one set, or one vector, serves all matrices."""
     count = max(len(vectors), len(v))
     return jnp.stack([vectors[l % len(vectors)] @ v[l % len(v)] for l in range(count)])

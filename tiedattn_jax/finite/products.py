@@ -21,6 +21,7 @@ def covariances(gamma: Float[Array, "S #d"], a: Float[Array, "d i"], b: Float[Ar
 
 @jax.jit
 @precise
+@partial(jax.checkpoint, prevent_cse=False)  # a gradient keeps the arguments only, and no copies of x
 def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
     """Return the local fields of the student, ``x_l Q``, in one pass over `x`.
 
@@ -30,29 +31,7 @@ def student_fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Ar
     one kernel. The sums are not written with a token axis, because XLA gives such arrays another order of axes in
     memory and would then copy x.
     """
-    return _fields(x, Q)
 
-
-@jax.custom_jvp
-def _fields(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
-    """Return `student_fields` with its own derivative rule; the default rule would keep copies of x for a gradient.
-
-    Loops may lose the rule, because the product has the same derivatives.
-    """
-    return _fields_by_platform(x, Q)
-
-
-@partial(_fields.defjvp, symbolic_zeros=True)
-@precise
-def _fields_jvp(primals: tuple, tangents: tuple) -> tuple[Float[Array, "L r n"], Float[Array, "L r n"]]:
-    (x, Q), (dx, dQ) = primals, tangents
-    value, zero = _fields(x, Q), jax.custom_derivatives.SymbolicZero
-    pairs = [pair for pair, tangent in (((dx, Q), dx), ((x, dQ), dQ)) if not isinstance(tangent, zero)]
-    product = jax.jit(jax.checkpoint(_fields_by_platform, prevent_cse=False))  # a gradient keeps the arguments only
-    return value, total([product(*pair) for pair in pairs]) if pairs else jnp.zeros_like(value)
-
-
-def _fields_by_platform(x: Float[Array, "L n d"], Q: Float[Array, "d r"]) -> Float[Array, "L r n"]:
     def products(x: Array, Q: Array) -> Float[Array, "L r n"]:
         return jnp.stack([jnp.tensordot(x, Q[:, a], 1) for a in range(Q.shape[1])], 1)
 

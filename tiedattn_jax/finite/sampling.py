@@ -174,7 +174,7 @@ def draw_population(
     # Atoms with the same number of coordinates are drawn together; those of weight zero have none.
     for size in sorted(set(counts) - {0}):
         group = np.flatnonzero(sizes == size)
-        parts = jax.vmap(partial(_directions, size, normalise))(*indexed(atoms, group))
+        parts = jax.vmap(partial(_atom_directions, size, normalise))(*indexed(atoms, group))
         rows = (starts[group][:, None] + np.arange(size)).ravel()
         tau, teacher = (a.at[rows].set(b.reshape(-1, b.shape[-1])) for a, b in zip((tau, teacher), parts, strict=True))
     encodings, means = jnp.split(tau.T / d**0.5, [model.shape[0]])
@@ -182,7 +182,7 @@ def draw_population(
     return teacher, Population(encodings, gamma.astype(model.lam.dtype), None if law.sentences is None else means)
 
 
-def _directions(
+def _atom_directions(
     size: int, normalise: bool, key: PRNGKeyArray, atom: SpectralLaw
 ) -> tuple[Float[Array, "size J"], Float[Array, "size t"]]:
     """Draw the projections of encodings and teacher on the `size` eigenvectors of one atom."""
@@ -304,7 +304,7 @@ def realised(model: Model, data: Sample) -> Model:
 
 
 STARTS = "semantic", "positional", "random", "spectral"
-_STEPS = 200  # of the eigenvalue solver
+_EIGEN_STEPS = 200  # of the eigenvalue solver
 
 
 def start(
@@ -428,5 +428,5 @@ def _leading_direction(
     def product(v: Array) -> Array:
         return data.token_projection(jnp.einsum("kln,lan->kan", matrices, data.token_fields(v)))
 
-    direction = lobpcg_standard(product, first, m=_STEPS)[1]
+    direction = lobpcg_standard(product, first, m=_EIGEN_STEPS)[1]
     return direction * d**0.5

@@ -43,7 +43,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Real
 
-from ..base.arrays import AnyArray, Number, either, precise, total
+from ..base.arrays import AnyArray, Number, either, precise
 from ..base.errors import (
     InputError,
     as_flag,
@@ -116,6 +116,7 @@ class Training(Estimate):
         return jnp.linalg.norm(self.W - jnp.eye(len(self.W), dtype=self.W.dtype)) / len(self.W) ** 0.5
 
 
+@precise
 def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = False) -> Float[Array, ""]:
     """Return the empirical risk of Q: ``sum_mu loss(Z^mu, Y^mu) + lambda / 2 ||Q||_F^2`` plus the model's penalty.
 
@@ -131,18 +132,13 @@ def risk(model: Model, data: Sample, Q: Real[AnyArray, "d r"], *, exact: bool = 
             labels.
     """
     Q, data = check_estimate("Q", model, data, Q), data.stored("for the risk of weights")
-    return smooth_risk(model, data, Q, as_flag(exact, "exact")) + model.penalty_of(Q)
+    return smooth_risk(model, data, as_flag(exact, "exact"), Q, student_fields(data.x, Q)) + model.penalty_of(Q)
 
 
-@precise
-def smooth_risk(model: Model, data: Data, Q: Float[Array, "d r"], exact: bool = False) -> Float[Array, ""]:
-    """Return the `risk` without the penalty."""
-    return _risk_of_fields(model, data, exact, Q, student_fields(data.x, Q))
-
-
-def _risk_of_fields(
+def smooth_risk(
     model: Model, data: Sample, exact: bool, Q: Float[Array, "d r"], Z: Float[Array, "L r n"]
 ) -> Float[Array, ""]:
+    """Return the `risk` without the penalty, of weights and their fields."""
     return jnp.sum(sentence_losses(model, data, Z, exact)) + 0.5 * model.lam * jnp.sum(Q**2)
 
 
@@ -152,7 +148,7 @@ def risk_and_gradient(
 ) -> tuple[Float[Array, ""], Float[Array, "d r"], PyTree]:
     """Return the `smooth_risk`, its gradient, and the memory of the data after the two products that they take."""
     Z, memory = data.student_fields(Q, memory)
-    value, (ridge, slopes) = jax.value_and_grad(partial(_risk_of_fields, model, data, exact), (0, 1))(Q, Z)
+    value, (ridge, slopes) = jax.value_and_grad(partial(smooth_risk, model, data, exact), (0, 1))(Q, Z)
     gradient, memory = data.back_project(slopes, memory)
     return value, ridge + gradient, memory
 
@@ -252,27 +248,22 @@ def train(
     if model.penalty is not None and optimizer != "gd":
         raise InputError("optimizer", f"must be gd for a model with a penalty, got optimizer={optimizer!r}")
     if value is None:
-        return _run(model, data, Q, options, exact, None)
+        return _train_weights(model, data, Q, options, exact, None)
     require_not_negative(value, "value")
     exact_labels = data.raw_labels(model) if labels is None else labels
     exact_labels = shaped_array("labels", exact_labels, "n L d", {"n": n, "L": L, "d": d}, Q.dtype)
-    return _run(model, data, Q, options, exact, (exact_labels, jnp.asarray(value, Q.dtype)))
+    return _train_weights(model, data, Q, options, exact, (exact_labels, jnp.asarray(value, Q.dtype)))
 
 
 class _Point(eqx.Module):
+    """Weights, and what is known there; in the units of the descent, but for `risk` and `norm`."""
+
     weights: Weights
-    value: Float[Array, ""]
-    gradient: Weights  # gradient of the smooth risk
-    norm: Float[Array, ""]
+    value: Float[Array, ""]  # of the function without the penalty
+    gradient: Weights
+    risk: Float[Array, ""]  # value with the penalty, per dimension
+    norm: Float[Array, ""]  # largest entry of the proximal gradient
     distance: Float[Array, ""]  # the norm in units of the gradient
-
-    @property
-    def finite(self) -> Bool[Array, ""]:
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(self)]))
-
-    @property
-    def per_dimension(self) -> Float[Array, ""]:
-        return self.value / jax.tree.leaves(self.weights)[0].shape[0]
 
 
 class _DescentLoop(eqx.Module):
@@ -284,15 +275,10 @@ class _DescentLoop(eqx.Module):
     norms: Float[Array, " points"]
     memory: PyTree  # of the data
 
-    def recorded(self) -> _DescentLoop:
-        """Return the loop with the risk and the gradient norm of its point written into the histories."""
-        losses = self.losses.at[self.steps].set(self.point.per_dimension)
-        return replace(self, losses=losses, norms=self.norms.at[self.steps].set(self.point.norm))
-
 
 @eqx.filter_jit
 @precise
-def _run(
+def _train_weights(
     model: Model,
     data: Sample,
     Q: Float[Array, "d r"],
@@ -305,7 +291,7 @@ def _run(
     if value is None:
         memory = data.memory(Q.shape[1] * (options.steps + 1), options.steps)
         units = Units(unit, loss_unit(model, data, exact))
-        Q, fields = descend(model, partial(risk_and_gradient, model, data, exact), Q, options, units, memory)
+        Q, fields = minimise(model, partial(risk_and_gradient, model, data, exact), Q, options, units, memory)
         return Training(Q=Q, overlaps=data.overlaps(Q), **fields)
     stored, (labels, ridge), W = data.stored("for a value matrix"), value, jnp.eye(len(Q), dtype=Q.dtype)
     units = Units(unit, loss_unit(model, with_value(stored, labels, W), exact=True))
@@ -315,10 +301,10 @@ def _run(
             return lax.stop_gradient(best_value(model, stored, labels, Q, ridge))
 
         objective = differentiated(lambda Q: value_risk(model, stored, labels, Q, best_W(Q), ridge))
-        Q, fields = descend(model, objective, Q, options, units)
+        Q, fields = minimise(model, objective, Q, options, units)
         return Training(Q=Q, overlaps=data.overlaps(Q), W=best_W(Q), **fields)
     objective = differentiated(lambda w: value_risk(model, stored, labels, w[0], w[1], ridge))
-    (Q, W), fields = descend(model, objective, (Q, W), options, Units((unit, jnp.ones_like(unit)), units.loss))
+    (Q, W), fields = minimise(model, objective, (Q, W), options, Units((unit, jnp.ones_like(unit)), units.loss))
     return Training(Q=Q, overlaps=data.overlaps(Q), W=W, **fields)
 
 
@@ -327,11 +313,11 @@ ValueAndGradient: TypeAlias = Callable[[Weights, PyTree], tuple[Float[Array, ""]
 
 
 def differentiated(objective: Callable[[Weights], Float[Array, ""]]) -> ValueAndGradient:
-    """Return a function of stored arrays, with its gradient, in the form that `descend` takes."""
+    """Return a function of stored arrays, with its gradient, in the form that `minimise` takes."""
     return lambda weights, memory: (*jax.value_and_grad(objective)(weights), memory)
 
 
-def descend(
+def minimise(
     model: Model,
     value_and_gradient: ValueAndGradient,
     weights: Weights,
@@ -342,7 +328,7 @@ def descend(
     """Minimise a function of weights, an array or several in a tree.
 
     The optimisers see weights and function in their units. Learning rates of gradient descent and Adam have none: they
-    are those of the weights themselves.
+    are those of the weights themselves. The units are powers of two, so that no number is rounded.
 
     Args:
         model: model whose penalty applies to the weights.
@@ -354,68 +340,75 @@ def descend(
         The weights at the end, and the other fields of a `Training` but the overlaps.
     """
     optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
-
-    def scaled(weights: Weights) -> Weights:
-        return jax.tree.map(jnp.divide, weights, units.weights)
+    # What a step has to be multiplied by so that the learning rate is that of the weights themselves.
+    own_rate = {"gd": lambda a: units.loss / a / a, "adam": lambda a: 1 / a, "lbfgs": jnp.ones_like}
+    factors = jax.tree.map(own_rate[options.optimizer], units.weights)
 
     def unscaled(weights: Weights) -> Weights:
         return jax.tree.map(jnp.multiply, weights, units.weights)
 
-    # L-BFGS takes first derivatives only, for which a `custom_jvp` keeps its rule in loops, too.
-    @jax.custom_jvp
-    def objective(weights: Weights) -> Float[Array, ""]:
-        return value_and_gradient(unscaled(weights), None)[0] / units.loss
+    def in_units(weights: Weights, memory: PyTree) -> tuple[Float[Array, ""], Weights, PyTree]:
+        value, gradient, memory = value_and_gradient(unscaled(weights), memory)
+        return value / units.loss, units.of(gradient), memory
 
-    @objective.defjvp
-    def _(primals: tuple, tangents: tuple) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        value, gradient, _ = value_and_gradient(unscaled(primals[0]), None)
-        slope = jax.tree.map(jnp.vdot, units.of(gradient), tangents[0])
-        return value / units.loss, total(jax.tree.leaves(slope))
+    def differential(gradient: Weights, slope: Float[Array, ""]) -> tuple[Weights]:
+        return (jax.tree.map(lambda g: slope * g, gradient),)
+
+    objective = jax.custom_vjp(lambda weights: in_units(weights, None)[0])  # of L-BFGS, which needs no memory
+    objective.defvjp(lambda weights: in_units(weights, None)[:2], differential)
 
     def evaluated(weights: Weights, opt_state: PyTree, memory: PyTree) -> tuple[_Point, PyTree]:
         if options.optimizer == "lbfgs" and opt_state is not None:  # the line search computed value and gradient here
-            value, gradient = optax.value_and_grad_from_state(objective)(scaled(weights), state=opt_state)
-            value, gradient = value * units.loss, scaled(jax.tree.map(lambda g: g * units.loss, gradient))
+            value, gradient = optax.value_and_grad_from_state(objective)(weights, state=opt_state)
         else:
-            value, gradient, memory = value_and_gradient(weights, memory)
-        proximal = proximal_gradient(model, weights, gradient, units)
-        norm, distance = largest(proximal), largest(units.of(proximal))
-        return _Point(weights, value + model.penalty_of(weights), gradient, norm, distance), memory
+            value, gradient, memory = in_units(weights, memory)
+        own, own_gradient = unscaled(weights), jax.tree.map(lambda g, a: g * units.loss / a, gradient, units.weights)
+        proximal = proximal_gradient(model, own, own_gradient, units)
+        risk = (value * units.loss + model.penalty_of(own)) / len(jax.tree.leaves(own)[0])
+        return _Point(weights, value, gradient, risk, largest(proximal), largest(units.of(proximal))), memory
+
+    def recorded(p: _DescentLoop) -> _DescentLoop:
+        """Return the loop with its point in the histories."""
+        losses, norms = p.losses.at[p.steps].set(p.point.risk), p.norms.at[p.steps].set(p.point.norm)
+        return replace(p, losses=losses, norms=norms)
 
     def advanced(p: _DescentLoop) -> _DescentLoop:
-        gradient = units.of(p.point.gradient)
-        search = {"value": p.point.value / units.loss, "grad": gradient, "value_fn": objective}
-        update, opt_state = optimizer.update(gradient, p.opt_state, scaled(p.point.weights), **search)
-        if options.optimizer == "lbfgs":
-            update = unscaled(update)
-        elif options.optimizer == "gd":
-            update = jax.tree.map(lambda u, a: u * (units.loss / a), update, units.weights)
-        weights = optax.apply_updates(p.point.weights, update)
+        search = {"value": p.point.value, "grad": p.point.gradient, "value_fn": objective}
+        update, opt_state = optimizer.update(p.point.gradient, p.opt_state, p.point.weights, **search)
+        weights = optax.apply_updates(p.point.weights, jax.tree.map(jnp.multiply, update, factors))
         if model.penalty is not None:
-            weights = model.penalty.prox(weights, jnp.full_like(weights, options.rate))
+            own = unscaled(weights)
+            weights = model.penalty.prox(own, jnp.full_like(own, options.rate)) / units.weights
         trial, memory = evaluated(weights, opt_state, p.memory)
         status = jnp.where(eqx.tree_equal(weights, p.point.weights), Status.stalled, Status.converged)
-        failure = jnp.where(trial.finite, status, Status.nonfinite).astype(jnp.int32)
+        finite = _is_finite(trial)
+        failure = jnp.where(finite, status, Status.nonfinite).astype(jnp.int32)
         # A step that is not finite is dropped; only its failure is recorded.
-        point = either(trial.finite, trial, p.point)
-        return _DescentLoop(point, opt_state, p.steps + 1, failure, p.losses, p.norms, memory).recorded()
+        point = either(finite, trial, p.point)
+        return recorded(_DescentLoop(point, opt_state, p.steps + 1, failure, p.losses, p.norms, memory))
 
     def unfinished(p: _DescentLoop) -> Bool[Array, ""]:
         return (p.failure == Status.converged) & (p.point.distance > options.tol) & (p.steps < options.steps)
 
     blank, zero = jnp.full(options.steps + 1, jnp.nan, options.rate.dtype), jnp.array(0, jnp.int32)
-    first, memory = evaluated(weights, None, memory)
-    failure = jnp.where(first.finite, Status.converged, Status.nonfinite).astype(jnp.int32)
-    p = _DescentLoop(first, optimizer.init(scaled(weights)), zero, failure, blank, blank, memory).recorded()
+    scaled = jax.tree.map(jnp.divide, weights, units.weights)
+    first, memory = evaluated(scaled, None, memory)
+    failure = jnp.where(_is_finite(first), Status.converged, Status.nonfinite).astype(jnp.int32)
+    p = recorded(_DescentLoop(first, optimizer.init(scaled), zero, failure, blank, blank, memory))
     p = lax.while_loop(unfinished, advanced, p)
     # A run without a failure that has not reached its tolerance ran out of steps.
     status = jnp.where(p.failure == Status.converged, Status.max_steps, p.failure)
     converged = (p.point.distance <= options.tol) & (p.failure != Status.nonfinite)
-    return p.point.weights, {
-        "train_loss": p.point.per_dimension,
+    return unscaled(p.point.weights), {
+        "train_loss": p.point.risk,
         "gradient_norm": p.point.norm,
         "iterations": p.steps,
         "status": jnp.where(converged, Status.converged, status).astype(jnp.int32),
         "losses": p.losses,
         "gradient_norms": p.norms,
     }
+
+
+def _is_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Return whether all numbers of a tree are finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]))

@@ -39,9 +39,9 @@ from .style import (
     line,
     on,
     panels,
+    points,
     scale,
     shown,
-    two_bars,
 )
 
 _BISTABLE = 4, 5  # regions in which both branches are stable
@@ -69,20 +69,15 @@ def diagram_figure(diagram: Any, boundaries: Sequence[Any] = (), ax: Target = No
         InputError: a boundary is in another parameter, or alpha is not an axis.
     """
     (x_name, x), (y_name, y), region = diagram.x, diagram.y, diagram.region
-    if boundaries:
-        for boundary in boundaries:
-            axes_names = {"alpha", boundary.parameter}
-            require({x_name, y_name} == axes_names, "boundaries", boundary.question, f"in axes {x_name} and {y_name}")
+    _check_boundaries(boundaries, x_name, y_name)
     if "alpha" in (x_name, y_name):
         boundaries = [diagram.alpha_c(), diagram.alpha_l(), *boundaries]
     titles = "positional minus semantic loss" if losses else "branches, the global one first", "error minus baseline"
     ylabels = {"train_loss" if losses else "region": y_name, "gen_error": y_name}
-    edges = cell_edges(x), cell_edges(y)
     with panels(8.4, 4.2, titles, xlabel=x_name, ylabels=ylabels, sharey=True, ax=ax) as (drawing, axes):
         left, right = axes[0]
         bistable, is_known = np.isin(region, _BISTABLE), region > 1
-        for axis in (left, right):
-            axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+        edges, _ = (_plane(axis, x, y) for axis in (left, right))
         for code, (name, colour) in REGION_STYLES.items():
             _mark(left, *edges, region == code, name, {"facecolor": colour, "lw": 0}, inside=not losses)
         if losses:
@@ -120,8 +115,9 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
     symbol = SYMBOLS.get(table.question, table.question) if is_main else LABELS.get(name, name)
     values, bars = np.ma.masked_invalid(table.values(name).T), table.stderr(name).T
     xlabel, ylabel = table.names
-    edges, found = (cell_edges(x), cell_edges(y)), ~np.ma.getmaskarray(values)
+    found = ~np.ma.getmaskarray(values)
     with panels(5.6, 4.2, xlabel=xlabel, ylabels={"number": ylabel}, ax=ax) as (drawing, ((axis,),)):
+        edges = _plane(axis, x, y)
         picture = axis.pcolormesh(*edges, values, cmap="viridis", gid=f"{table.question} {name}")
         axis.figure.colorbar(picture, ax=axis, label=symbol)
         if found.any():
@@ -135,7 +131,6 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
         _mark(axis, *edges, ~found & absent, f"no {symbol}", {"facecolor": "0.8", "lw": 0})
         _mark(axis, *edges, ~found & ~absent, "the search failed", {**HATCHED, "hatch": "xxxx"})
         _mark(axis, *edges, found & (bars > _PRECISE * np.abs(values)), "error bar above 1 %", HATCHED)
-        axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
@@ -160,16 +155,15 @@ def landscape_figure(landscapes: Any, ax: Target = None) -> Any:
         ax: axes for the one panel "label", see `style.panels`.
     """
     (x, y), label = landscapes.axes, np.nan_to_num(landscapes.values(), nan=-1).astype(int).T
-    minima, edges = np.where(label < 0, -1, label & ~2), (cell_edges(x), cell_edges(y))
-    xlabel, ylabel = landscapes.names
+    minima, (xlabel, ylabel) = np.where(label < 0, -1, label & ~2), landscapes.names
     with panels(6.4, 4.6, xlabel=xlabel, ylabels={"label": ylabel}, ax=ax) as (drawing, ((axis,),)):
+        edges = _plane(axis, x, y)
         for value, (colour, name) in _MINIMA.items():
             _mark(axis, *edges, minima == value, name, {"facecolor": colour, "lw": 0})
         _mark(axis, *edges, (label >= 0) & (label & 2 > 0), "steepest descent towards the encodings", HATCHED)
         for change, style in _CHANGES.items():
             for points in landscapes.contours(lambda cell, name=change: cell.differences[name]):
                 axis.plot(*points.T, color="k", ls=style, lw=1.2, gid=change, path_effects=_RIM)
-        axis.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
@@ -194,16 +188,13 @@ def region_figure(table: Any, boundaries: Sequence[Any] = (), ax: Target = None)
         InputError: a boundary is in another parameter, or alpha is not an axis.
     """
     (x, y), (xlabel, ylabel), region = table.axes, table.names, table.values("region").T
-    for boundary in boundaries:
-        axes_names = {"alpha", boundary.parameter}
-        require({xlabel, ylabel} == axes_names, "boundaries", boundary.question, f"in axes {xlabel} and {ylabel}")
-    edges = cell_edges(x), cell_edges(y)
+    _check_boundaries(boundaries, xlabel, ylabel)
     with panels(5.4, 4.2, xlabel=xlabel, ylabels={"region": ylabel}, ax=ax) as (drawing, ((axis,),)):
+        edges = _plane(axis, x, y)
         for name, colour in _REGION_COLOURS.items():
             _mark(axis, *edges, region == name, name, {"facecolor": colour, "lw": 0})
         for boundary in boundaries:
             _boundary_line(axis, boundary, alpha_is_x=xlabel == "alpha")
-        axis.set(xscale=_scale_of(x), yscale=_scale_of(y), xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
     return drawing
 
 
@@ -243,9 +234,19 @@ def slice_figure(diagram: Any, rows: Sequence[int]) -> Figure:
     return figure
 
 
-def _scale_of(values: Float[np.ndarray, " n"]) -> str:
-    """Return the scale of an axis of the plane."""
-    return "log" if is_geometric(values) else "linear"
+def _check_boundaries(boundaries: Sequence[Any], x: str, y: str) -> None:
+    """Raise an `InputError` unless all boundaries lie in the plane of these axes."""
+    for boundary in boundaries:
+        require({x, y} == {"alpha", boundary.parameter}, "boundaries", boundary.question, f"in axes {x} and {y}")
+
+
+def _plane(
+    axis: Axes, x: Float[np.ndarray, " columns"], y: Float[np.ndarray, " rows"]
+) -> tuple[Float[np.ndarray, " columns+1"], Float[np.ndarray, " rows+1"]]:
+    """Set scales and limits for cells around these centres, and return the edges of the cells."""
+    edges, scales = (cell_edges(x), cell_edges(y)), ["log" if is_geometric(a) else "linear" for a in (x, y)]
+    axis.set(xscale=scales[0], yscale=scales[1], xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    return edges
 
 
 # Lines over colours are black with a white rim, which is seen on all colours, and on dark ground in the legend.
@@ -254,21 +255,20 @@ _RIM = [withStroke(linewidth=2.6, foreground="white")]
 
 def _boundary_line(axis: Axes, boundary: Any, *, alpha_is_x: bool) -> None:
     """Draw a boundary with its bars on a diagram whose alpha axis points to the right (`alpha_is_x`) or upwards."""
-    points = (boundary.alpha, boundary.at) if alpha_is_x else (boundary.at, boundary.alpha)
-    found = np.isfinite(boundary.alpha)
-    label, style = SYMBOLS.get(boundary.question, boundary.question), MARKS.get(boundary.question, {"color": OTHER})
-    if boundary.parameter == MODELS:  # there is nothing between the places of a list
-        style = {"color": style["color"], "ls": "none", "ms": 4, "marker": "o" if style.get("ls") == "-" else "D"}
-    axis.plot(*points, label=label if found.any() else None, gid=boundary.question, path_effects=_RIM, **style)
+    places = (boundary.alpha, boundary.at) if alpha_is_x else (boundary.at, boundary.alpha)
+    found, name, is_list = np.isfinite(boundary.alpha), boundary.question, boundary.parameter == MODELS
+    style = MARKS.get(name, {"color": OTHER})
+    dots = {"color": style["color"], "ls": "none", "ms": 4, "marker": "o" if style.get("ls") == "-" else "D"}
+    if is_list:  # there is nothing between its places
+        style = dots
+    label = SYMBOLS.get(name, name) if found.any() else None
+    axis.plot(*places, label=label, gid=name, path_effects=_RIM, **style)
     lone = [run.start for run in runs_of(found) if run.stop - run.start == 1]
-    if lone and boundary.parameter != MODELS:  # a line would not show them
-        marker = "o" if style.get("ls") == "-" else "D"
-        dots = {"color": style["color"], "ls": "none", "marker": marker, "ms": 4, "gid": f"{boundary.question}, points"}
-        axis.plot(*(a[lone] for a in points), path_effects=_RIM, **dots)
-    bars = {"xerr" if alpha_is_x else "yerr": two_bars(boundary.stderr()[found])}
-    style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars", **bars}
-    (*_, (whiskers,)) = axis.errorbar(*(a[found] for a in points), **style)
-    whiskers.set_gid(f"{boundary.question}, error bars")
+    if lone and not is_list:  # a line would not show them
+        axis.plot(*(a[lone] for a in places), gid=f"{name}, points", path_effects=_RIM, **dots)
+    x, y, bars = (a[found] for a in (*places, boundary.stderr()))
+    style = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.8, "label": "_bars"}
+    points(axis, x, y, bars, name, along="x" if alpha_is_x else "y", **style)
 
 
 def _mark(
@@ -341,7 +341,7 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
     points = tuple(point for point in points if hasattr(point.replicates, "train_loss_partials"))
     symbol = SYMBOLS.get(transition.event, r"$\alpha$")
     event = "" if transition.event in SYMBOLS else f"{transition.event}: "
-    rows = _relative(transition) if transition.sensitivities is not None and points else []
+    rows = _relative_sensitivities(transition) if transition.sensitivities is not None and points else []
     crossing = transition.event == "alpha_c" and len(points) == 2
     parts = {"losses": f"{LOSS} minus that at {symbol}"} if crossing else {}
     parts |= {"sensitivities": "number $p$ of the model"} if rows else {}
@@ -357,13 +357,8 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
                 level = float(point.train_loss) - crossing_loss + slope * (alphas - alpha)
                 line(axis, alphas, level, COLOURS.get(point.branch, OTHER), point.branch or "any state")
             axis.axvline(alpha, label=symbol, gid=transition.event, **on(axis, {**MARKS["alpha_c"], "lw": 0.9}))
-            band: dict[str, Any] = {
-                "color": shown(axis, INK),
-                "lw": 0,
-                "alpha": 0.2,
-                "gid": f"{transition.event}, error bars",
-            }
-            axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, **band)
+            band = {"color": shown(axis, INK), "lw": 0, "gid": f"{transition.event}, error bars"}
+            axis.axvspan(alpha - 2 * bar, alpha + 2 * bar, alpha=0.2, **band)
             axis.set_xlabel(LABELS["alpha"])
         if rows:
             axis = axes[0, -1]
@@ -384,7 +379,7 @@ def transition_figure(transition: Any, ax: Target = None, **look: Any) -> Any:
     return drawing
 
 
-def _relative(transition: Any) -> list[tuple[str, float, float]]:
+def _relative_sensitivities(transition: Any) -> list[tuple[str, float, float]]:
     """Return the relative sensitivities of an event, largest first: names of numbers, values and error bars."""
     rows = []
     for name, value in vars(transition.branches[0].model).items():

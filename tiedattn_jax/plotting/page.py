@@ -26,7 +26,7 @@ from .style import COLOURS, LABELS, REGION_STYLES, is_geometric
 _TEMPLATE = resources.files(__package__).joinpath("diagram.html")
 _MARK = "/*data*/"  # where the data go
 _TICKS = 6  # labels of an axis, at most
-_SHOWN = "q", "V", "theta", "m", "train_loss", "gen_error", "gen_error_linear", "replicon", "jump_mass"
+_ROWS = "q", "V", "theta", "m", "train_loss", "gen_error", "gen_error_linear", "replicon", "jump_mass"
 _LETTERS = {r"\alpha": "α", r"\omega": "ω", r"\sigma": "σ", r"\lambda": "λ", r"\theta": "θ", r"\mathcal{R}": "R"}
 _DASH = "6 3"
 _Share = Callable[[Any], Any]  # from values to shares of the length of an axis
@@ -45,11 +45,11 @@ def diagram_page(diagram: Any) -> str:
     data = {
         "title": f"Phase diagram over {diagram.x[0]} and {diagram.y[0]}, {size}",
         "setting": _setting(diagram.attrs),
-        "axes": [_axis(diagram.x, shares[0]), _axis(diagram.y, shares[1])],
+        "axes": [_axis_data(diagram.x, shares[0]), _axis_data(diagram.y, shares[1])],
         "regions": [{"name": name.replace("\n", " "), "colour": to_hex(c)} for name, c in REGION_STYLES.values()],
         "region": diagram.region.tolist(),
         "trusted": diagram.trusted.tolist(),
-        "rows": [*_SHOWN, "stable", "status"],
+        "rows": [*_ROWS, "stable", "status"],
         "columns": {name: _texts(numbers[name], stable[name], statuses[name]) for name in states},
         "panels": _panels(numbers, stable, diagram.winner == len(PAIR)),
         "boundaries": [_boundary(line, diagram.x[0] == "alpha", *shares) for line in boundaries],
@@ -73,7 +73,7 @@ def _share_of(values: Float[np.ndarray, " n"]) -> _Share:
     return lambda a: (scale(np.asarray(a, float)) - low) / (high - low)
 
 
-def _axis(axis: tuple[str, Float[AnyArray, " n"]], share: _Share) -> dict[str, Any]:
+def _axis_data(axis: tuple[str, Float[AnyArray, " n"]], share: _Share) -> dict[str, Any]:
     """Return name, label, values, and the places of cells and of ticks."""
     name, values = axis[0], np.asarray(axis[1], float)
     label = LABELS.get(name, name).replace("$", "")
@@ -104,7 +104,7 @@ def _texts(numbers: dict[str, Any], stable: AnyArray, status: AnyArray) -> dict[
         return entries(*by_token(value, bar)) if np.isfinite(value).any() else "–"
 
     rows, columns = np.shape(status)
-    names = (*_SHOWN, *others)
+    names = (*_ROWS, *others)
     return {name: [[text(name, (j, i)) for i in range(columns)] for j in range(rows)] for name in names}
 
 

@@ -28,9 +28,8 @@ from .style import (
     Target,
     frame,
     line,
-    on,
     panels,
-    two_bars,
+    points,
 )
 
 _THEORY = "theory"  # the name, in legends, of what is drawn beside simulations
@@ -119,16 +118,15 @@ def instances_figure(instances: Any, ax: Target = None, **look: Any) -> Any:
             measured, theory = instances.values(name), instances.values(f"theory.{name}")
             bars = instances.stderr(f"theory.{name}")
             for branch in PAIR:
-                for mask, fill in (((branches == branch) & ok, None), ((branches == branch) & ~ok, GROUND)):
-                    style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
-                    label = branch if fill is None else f"{branch}, out of steps"
-                    if mask.any():
-                        style |= {"xerr": two_bars(bars[mask]), "label": label, "gid": label}
-                        axis.errorbar(theory[mask], measured[mask], **on(axis, style))
+                for ended, label, fill in ((ok, branch, None), (~ok, f"{branch}, out of steps", GROUND)):
+                    here = ended & (branches == branch)
+                    if here.any():
+                        style: dict[str, Any] = {"fmt": "o", "ms": 4, "mfc": fill, "color": COLOURS[branch]}
+                        points(axis, theory[here], measured[here], bars[here], label, along="x", label=label, **style)
             axis.axline((0, 0), slope=1, color=OTHER, lw=0.8, zorder=0)
-            coordinates = np.stack([measured, theory])[:, np.isin(branches, PAIR)]
-            if coordinates.size:
-                low, high = np.nanmin(coordinates), np.nanmax(coordinates)
+            shown = np.stack([measured, theory])[:, np.isin(branches, PAIR)]
+            if shown.size:
+                low, high = np.nanmin(shown), np.nanmax(shown)
                 margin = ROOM * (high - low or 1)
                 axis.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
     return drawing
@@ -256,13 +254,10 @@ def learning_figure(trainings: dict[str, Sequence[Any]], ax: Target = None, **lo
                 (share, lambda h: h.semantic_share, f"semantic share, {name}", "-"),
             ):
                 values = np.concatenate([get(stage.history) for stage in stages], axis=1)
-                options: dict[str, Any] = {"color": COLOURS.get(name, COLOURS["simulation"]), "lw": 1}
+                options: dict[str, Any] = {"color": COLOURS.get(name, COLOURS["simulation"]), "lw": 1, "gid": label}
                 if values.shape[1] == 1:  # a single epoch is a marker, as it makes no line
                     options |= {"marker": "o", "ms": 4, "mfc": "none" if style == "--" else None}
-                lines = axis.plot(1 + np.arange(values.shape[1]), values.T, style, **options)
-                lines[0].set_label(label)
-                for drawn in lines:
-                    drawn.set_gid(label)
+                axis.plot(1 + np.arange(values.shape[1]), values.T, style, label=label, **options)
             for end in np.cumsum([stage.history.train_loss.shape[1] for stage in stages])[:-1]:
                 for axis in axes.flat:
                     axis.axvline(end + 0.5, color="0.6", lw=0.8, ls=":", label="next stage")

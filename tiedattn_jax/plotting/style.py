@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from textwrap import fill
 from typing import Any, TypeAlias
 
@@ -89,8 +90,8 @@ MARKS: dict[str, dict[str, Any]] = {
     "perfect_recovery": {"color": COLOURS["optimal"], "ls": (0, (5, 2)), "lw": 1.3},
 }
 
-# Ends of the names (gid) of bands, of dotted stretches, and of what is drawn beside the lines of the result.
-_BAND, _DOTS, BESIDE = ", error bars", ", unstable", ", beside"
+# Ends of the names (gid) of error bars, of dotted stretches, and of what is drawn beside the lines of the result.
+_BARS, _DOTS, BESIDE = ", error bars", ", unstable", ", beside"
 
 BASELINE: dict[str, Any] = {"color": COLOURS["baseline"], "lw": 1.2, "ls": "-."}
 _BASELINE = "linear baseline"
@@ -98,7 +99,7 @@ _BASELINE = "linear baseline"
 _UNSTABLE: dict[str, Any] = {"lw": 1.2, "ls": ":"}
 
 _NARROW = 2.1  # inches of the figure's width below which a panel goes to the next row
-_MARGIN = 1.0  # length of a label, relative to its axis, that is too long
+_LONG_LABEL = 1.0  # length of a label, relative to its axis, that is too long
 _FLAT = 0.75  # least height of panels in several rows, in units of their width
 # Shades of lines of one colour in the order in which they are drawn: towards `INK`, or towards `GROUND` (negative).
 _SHADES = 0.0, 0.45, -0.4, 0.7, -0.6
@@ -212,7 +213,7 @@ def _word(label: str, axis: Axes, side: int, short: bool) -> str:
     """Return a label, or its symbols alone if it may be `short` and is longer than the axis: 0 is x, 1 is y."""
     label = LABELS.get(label, label)
     letters = len(label.replace("\\mathcal", "").replace("\\", ""))
-    is_long = letters * 0.55 * matplotlib.rcParams["font.size"] / 72 > inches(axis)[side] * _MARGIN
+    is_long = letters * 0.55 * matplotlib.rcParams["font.size"] / 72 > inches(axis)[side] * _LONG_LABEL
     return label[label.index("$") :] if short and is_long and label in (*LABELS.values(), ORDERS) else label
 
 
@@ -232,17 +233,12 @@ def _callers_axes(ax: Target, names: Sequence[str], library_axes: Panels) -> Pan
     Raises:
         InputError: `ax` does not fit the panels.
     """
-    sequence = [ax] if isinstance(ax, Axes) else ax
-    if not isinstance(sequence, Mapping):
-        sequence = list(np.asarray(sequence, object).flat)
-        sequence = dict(zip(names, sequence, strict=True)) if len(sequence) == len(names) else {"": None}
-    if not sequence.keys() <= set(names) or not all(isinstance(axis, Axes) for axis in sequence.values()):
+    given = ax if isinstance(ax, Mapping) else dict(zip_longest(names, np.ravel(np.asarray(ax, object))))
+    if not given.keys() <= set(names) or not all(isinstance(axis, Axes) for axis in given.values()):
         one = "one matplotlib Axes" if len(names) == 1 else f"{len(names)} matplotlib Axes, or a dict of some of them"
         raise InputError("ax", f"must be {one}, for the panels {', '.join(names)}, got ax={ax!r}")
-    axes = library_axes.copy()
-    for k, name in enumerate(names):
-        axes.flat[k] = sequence.get(name, library_axes.flat[k])
-    return axes
+    axes = [given.get(name, axis) for name, axis in zip(names, library_axes.flat, strict=True)]
+    return np.array(axes, object).reshape(library_axes.shape)
 
 
 def _checked_look(look: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,26 +260,19 @@ def _restyle(axis: Axes, before: set[Artist], look: Mapping[str, Any]) -> None:
     """
 
     def is_own(artist: Artist) -> bool:
-        name = artist.get_gid() or ""
-        return artist not in before and bool(name) and not name.endswith(BESIDE)
+        return artist not in before and bool(artist.get_gid()) and not str(artist.get_gid()).endswith(BESIDE)
 
     label, lines = look.get("label"), {name: value for name, value in look.items() if name != "label"}
     colour = {name: value for name, value in lines.items() if name in ("color", "zorder", "visible")}
-    bars = [part for bar in axis.containers for part in bar.get_children() if is_own(next(iter(bar.get_children())))]
-    for artist in [*axis.lines, *axis.collections, *bars, *axis.patches]:
-        if is_own(artist) or artist in bars:
-            is_line = isinstance(artist, Line2D) and artist not in bars and not str(artist.get_gid()).endswith(_DOTS)
-            artist.set(**(lines if is_line else colour))
+    for artist in filter(is_own, [*axis.lines, *axis.collections, *axis.patches]):
+        is_line = isinstance(artist, Line2D) and not str(artist.get_gid()).endswith((_DOTS, _BARS))
+        artist.set(**(lines if is_line else colour))
     if label is not None:
-        handles = [(h, old) for h, old in zip(*axis.get_legend_handles_labels(), strict=True) if is_own(_line_of(h))]
-        several = len({old for _, old in handles}) > 1
-        for handle, old in handles:
-            handle.set_label(f"{label}, {old}" if several else label)
-
-
-def _line_of(handle: Any) -> Artist:
-    """Return the artist that carries the name of what a legend shows: of points with bars the points."""
-    return handle if isinstance(handle, Artist) else next(iter(handle.get_children()))
+        drawn, _ = axis.get_legend_handles_labels()
+        handles = [h for h in drawn if is_own(h if isinstance(h, Artist) else h[0])]  # of points with bars the points
+        several = len({handle.get_label() for handle in handles}) > 1
+        for handle in handles:
+            handle.set_label(f"{label}, {handle.get_label()}" if several else label)
 
 
 def _label_once(axis: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
@@ -352,7 +341,7 @@ def line(
         is_dotted = binary_dilation(is_dotted)
         axis.plot(x, np.where(is_dotted, y, np.nan), color=colour, gid=f"{name or ''}{_DOTS}", **_UNSTABLE)
     if bar is not None and np.all(np.isfinite(bar[np.isfinite(y)])):
-        band: dict[str, Any] = {"alpha": 0.2, "lw": 0, "gid": f"{name or ''}{_BAND}"}
+        band: dict[str, Any] = {"alpha": 0.2, "lw": 0, "gid": f"{name or ''}{_BARS}"}
         axis.fill_between(x, y - 2 * bar, y + 2 * bar, color=colour, **band)
 
 
@@ -410,9 +399,27 @@ def baseline(axis: Axes, x: Real[AnyArray, " n"], errors: Real[AnyArray, " n"], 
         axis.plot(x, errors, label=label, gid=f"{label}{BESIDE}", **style)
 
 
-def two_bars(bars: Real[AnyArray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return the widths of error bars to either side, zero where they are not known."""
-    return np.where(np.isfinite(bars), 2 * bars, 0.0)
+def points(
+    axis: Axes,
+    x: Real[AnyArray, " n"],
+    y: Real[AnyArray, " n"],
+    bars: Real[AnyArray, " n"],
+    name: str,
+    *,
+    along: str = "y",
+    **style: Any,
+) -> None:
+    """Draw points with bars of two error bars to either side, which have no length where they are not known.
+
+    All parts carry the name (gid), followed by what they are.
+
+    Args:
+        along: axis, "x" or "y", that the bars are parallel to.
+        style: options of `Axes.errorbar`.
+    """
+    options = {**on(axis, style), f"{along}err": np.where(np.isfinite(bars), 2 * bars, 0.0)}
+    for part in axis.errorbar(x, y, **options).get_children():
+        part.set_gid(f"{name}{_BARS}")
 
 
 def frame(axis: Axes) -> None:

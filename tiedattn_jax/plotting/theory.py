@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 
@@ -38,9 +38,9 @@ from .style import (
     mark,
     on,
     panels,
+    points,
     scale,
     shown,
-    two_bars,
 )
 
 
@@ -73,14 +73,16 @@ def branch_figure(
         orders, losses, errors = axes[0]
         differences = _differences(curves)
         for curve, difference in zip(curves, differences, strict=True):
-            branch = curve.question or "any state"
+            branch, stable = curve.question or "any state", _stability(curve)
             name, colour = ", ".join(filter(None, (branch, difference))), COLOURS.get(branch, OTHER)
+            lines: list[Any] = [(losses, "train_loss", colour, name), (errors, "gen_error", colour, name)]
             for order, order_colour in ORDER_COLOURS.items():
                 if getattr(BRANCHES[curve.question], order):
                     label = name if order_colour == colour else f"{SYMBOLS[order]}, {name}"
-                    _along_alpha(orders, curve, _first_of(order), order_colour, label)
-            _along_alpha(losses, curve, lambda s: s.train_loss, colour, name)
-            _along_alpha(errors, curve, lambda s: s.gen_error, colour, name)
+                    lines.append((orders, _first_of(order), order_colour, label))
+            for axis, number, line_colour, label in lines:
+                style = {"bar": curve.stderr(number), "stable": stable, "dash": DASHES.get(curve.question, "-")}
+                line(axis, curve.at, curve.values(number), line_colour, label, **style)
         linear = {d: curve for curve, d in zip(curves[::-1], differences[::-1], strict=True)}
         for difference, curve in reversed(linear.items()):
             baseline(errors, curve.at, np.array([row["gen_error_linear"] for row in curve.table()]), difference)
@@ -106,20 +108,16 @@ def _differences(curves: Sequence[Any]) -> list[str]:
     return [", ".join(f"{SYMBOLS.get(name, name)} = {n[name]:.3g}" for name in names if name in n) for n in numbers]
 
 
-def _along_alpha(axis: Axes, curve: Any, get: Callable[[Any], Number], colour: str, label: str) -> None:
-    """Draw a number of every `FixedPoint` of a table, with its error bar; `get` reads the number from a state."""
-    value = curve.values(get)
-    bar = curve.stderr(get)
-    stable = np.ones(len(value), bool)
-    for order in ORDER_COLOURS:
-        if not getattr(BRANCHES[curve.question], order):
-            stable &= curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) < 1
-    line(axis, curve.at, value, colour, label, bar=bar, stable=stable, dash=DASHES.get(curve.question, "-"))
-
-
 def _first_of(order: str) -> Callable[[Any], Number]:
     """Return a function that reads the first entry of an order parameter from a state."""
     return lambda state: getattr(state.overlaps, order).ravel()[0]
+
+
+def _stability(curve: Any) -> Bool[np.ndarray, " n"]:
+    """Return which states of a table are stable towards the order parameters that their branch lacks."""
+    lacking = [order for order in ORDER_COLOURS if not getattr(BRANCHES[curve.question], order)]
+    growths = [curve.values(lambda point, k=order: getattr(point.diagnostics, f"growth_{k}")) for order in lacking]
+    return np.all([growth < 1 for growth in growths], axis=0) if lacking else np.full(len(curve.at), True)
 
 
 def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
@@ -135,8 +133,7 @@ def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
     ylabels = {"order": ORDERS, "train_loss": LOSS}
     with panels(7.6, 3.6, xlabel=paths[0].parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
         orders, losses = axes[0]
-        labels: set[str | tuple[Axes, str] | None] = set()
-        for path in paths:
+        for k, path in enumerate(paths):
             # Rotations of the student's columns have eigenvalue one up to rounding, and do not make a state unstable.
             stable = path.eigenvalues[:, 0].real < 1 + 1e-6
             forks, folds = path.pitchfork_states, path.fold_states
@@ -148,12 +145,9 @@ def path_figure(paths: Sequence[Any], ax: Target = None, **look: Any) -> Any:
                     values, *orders_there = (_first_of_each(s, order) for s in (path.states, *folds, *forks))
                     lines.append((orders, values, orders_there, colour, SYMBOLS[order]))
             for axis, values, values_there, colour, name in lines:
-                line(axis, path.values, values, colour, None if name in labels else name, stable=stable)
-                labels.add(name)
+                line(axis, path.values, values, colour, name if k == 0 else None, stable=stable)
                 for (place, kind), value in zip(turns, values_there, strict=True):
-                    label = None if (axis, kind) in labels else kind
-                    axis.plot(place, value[0], ls="", color=colour, label=label, gid=kind, **on(axis, TURNS[kind]))
-                    labels.add((axis, kind))
+                    axis.plot(place, value[0], ls="", color=colour, label=kind, gid=kind, **on(axis, TURNS[kind]))
     return drawing
 
 
@@ -191,7 +185,6 @@ def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
         columns = ((table.values(name), table.stderr(name)) for name in ("value", "gen_error"))
         for axis, (values, bars) in zip(axes[0], columns, strict=True):
             scale(axis, table.at)
-            bars = two_bars(bars)
             for branch in dict.fromkeys(branches[branches != ""]):
                 colour, of_branch = COLOURS.get(branch, OTHER), branches == branch
                 # Lines of one branch do not pass over another branch.
@@ -199,10 +192,10 @@ def best_figure(table: Any, ax: Target = None, **look: Any) -> Any:
                 for place, (marker, _) in _MARKERS.items():
                     here = of_branch & (places == place)
                     if here.any():
-                        style = {"ls": "", "color": colour, "capsize": 2, "gid": f"{branch}, {place}", **marker}
-                        axis.errorbar(table.at[here], values[here], bars[here], **on(axis, style))
-            for k, interval in enumerate(table.jumps):
-                label = f"{SYMBOLS.get(number, number)} jumps in between" if k == 0 else None
+                        style = {"ls": "", "color": colour, "capsize": 2, **marker}
+                        points(axis, table.at[here], values[here], bars[here], f"{branch}, {place}", **style)
+            for interval in table.jumps:
+                label = f"{SYMBOLS.get(number, number)} jumps in between"
                 axis.axvspan(*interval, color=shown(axis, INK), lw=0, alpha=0.1, label=label, gid=f"jump{BESIDE}")
         lam, error = axes[0]
         for place in dict.fromkeys(places[~np.isin(places, ["", "nowhere"])]):
@@ -233,14 +226,13 @@ def boundary_figure(*boundaries: Any, ax: Target = None, **look: Any) -> Any:
     with panels(5.5, 3.8, xlabel=xlabel, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         for boundary in boundaries:
             branch, kind = boundary.question.split()[0], boundary.question.split()[-1]
-            bars = two_bars(boundary.stderr())
             style: dict[str, Any] = {"color": COLOURS.get(branch, INK), "ls": _EVENT_STYLES.get(kind, "-"), "lw": 1.4}
             style |= MARKS.get(boundary.question, {})
             style["color"], label = distinct(axis, style["color"], SYMBOLS.get(boundary.question, boundary.question))
-            name = boundary.question
+            name, colour = boundary.question, style["color"]
             axis.plot(*_smooth_lines(boundary), label=label, gid=name, **style)
-            points: dict[str, Any] = {"fmt": "o", "ms": 2.5, "capsize": 2, "color": style["color"]}
-            axis.errorbar(boundary.at, boundary.alpha, yerr=bars, gid=f"{name}, error bars", **points)
+            dots = boundary.at, boundary.alpha, boundary.stderr()
+            points(axis, *dots, name, fmt="o", ms=2.5, capsize=2, color=colour)
         scale(axis, boundaries[0].at)
     return drawing
 
@@ -330,7 +322,7 @@ def optimal_error(axis: Axes, points: Any, *, beside: bool = False) -> None:
     line(axis, alpha, error, COLOURS["optimal"], "optimal learner", bar=bar, beside=beside)
 
 
-_FEW = 1e-6  # share of the eigenvalues below which none is said to be zero
+_NO_ZEROS = 1e-6  # share of the eigenvalues below which none is said to be zero
 _SPIKE = 0.1  # a maximum below this share of the largest eigenvalue is a spike at zero
 _HIGH = 3.0  # a spike above this many times the density elsewhere is cut off
 
@@ -351,24 +343,16 @@ def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
     values, density = np.asarray(spectrum.values), np.asarray(spectrum.density)
     peak, body = (np.max(density[part], initial=0.0) for part in (values >= 0, values > _SPIKE * float(spectrum.edge)))
     has_spike = bool(peak > _HIGH * body > 0)
-    with panels(3.8, 3.4, xlabel="eigenvalue of $S$", ylabels={"density": "density"}, ax=ax, look=look) as (
-        drawing,
-        axes,
-    ):
-        axis = axes[0, 0]
+    xlabel, ylabels = "eigenvalue of $S$", {"density": "density"}
+    with panels(3.8, 3.4, xlabel=xlabel, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         line(axis, values, density, colour, label + f", up to {peak:.2g}" * has_spike)
         is_free = axis.get_autoscaley_on()
         frame(axis)
         if has_spike and is_free:
             axis.set_ylim(0, (1 + ROOM) * body, auto=True)
-        if zeros > _FEW:
-            style: dict[str, Any] = {
-                "color": shown(axis, INK),
-                "lw": 3,
-                "clip_on": False,
-                "label": f"{zeros:.3g} of all are zero",
-            }
-            axis.axvline(0.0, ymax=zeros, gid="zeros", **style)
+        if zeros > _NO_ZEROS:
+            style: dict[str, Any] = {"color": shown(axis, INK), "lw": 3, "label": f"{zeros:.3g} of all are zero"}
+            axis.axvline(0.0, ymax=zeros, gid="zeros", clip_on=False, **style)
     return drawing
 
 
@@ -386,31 +370,27 @@ def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
     rho = table.values(lambda cell: cell.model.teacher.rho)
     # One legend explains all panels, so that no two of them share a line.
     spectrum, error = COLOURS["spectral"], COLOURS["mixed"]
-    drawn = {
-        "overlaps": {"q": ("$q$", OTHER, "-", rho), "m": ("$m$", COLOURS["semantic"], "-", rho)},
-        "spectrum": {
-            "share": ("share of the eigenvalues that are not zero", spectrum, "-", 1.0),
-            "trace": ("mean eigenvalue", spectrum, "--", 1.0),
-        },
-        "errors": {
-            "distance": ("distance to the teacher $/ \\rho$", error, "--", rho),
-            "gen_error": (ERROR, error, "-", 1.0),
-        },
-    }
-    if "position" in table.table()[0]:
-        drawn["overlaps"]["position"] = (
-            "shift of own scores by position $/ \\sqrt{\\rho}$",
-            COLOURS["positional"],
-            "-",
-            rho**0.5,
-        )
+    position = "shift of own scores by position $/ \\sqrt{\\rho}$"
+    # Panel, number, label, colour, dash and unit. Only some layers have a position.
+    lines: list[tuple[str, str, str, str, str, Any]] = [
+        ("overlaps", "q", "$q$", OTHER, "-", rho),
+        ("overlaps", "m", "$m$", COLOURS["semantic"], "-", rho),
+        ("overlaps", "position", position, COLOURS["positional"], "-", rho**0.5),
+        ("spectrum", "share", "share of the eigenvalues that are not zero", spectrum, "-", 1.0),
+        ("spectrum", "trace", "mean eigenvalue", spectrum, "--", 1.0),
+        ("errors", "distance", "distance to the teacher $/ \\rho$", error, "--", rho),
+        ("errors", "gen_error", ERROR, error, "-", 1.0),
+    ]
+    known = table.table()[0]
     with panels(11, 3.6, xlabel=table.parameter, ylabels=ylabels, ax=ax, look=look) as (drawing, axes):
-        for axis, (part, lines) in zip(axes[0], drawn.items(), strict=True):
-            for name, (label, colour, dash, unit) in lines.items():
+        panel = dict(zip(ylabels, axes[0], strict=True))
+        for part, name, label, colour, dash, unit in lines:
+            if name in known:
                 values, bar = table.values(name) / unit, table.stderr(name) / unit
-                line(axis, table.at, values, colour, label, bar=bar, dash=dash)
-            if part == "errors" and not any(np.any(table.values(name) <= 0) for name in lines):
-                axis.set_yscale("log")
+                line(panel[part], table.at, values, colour, label, bar=bar, dash=dash)
+        if not np.any([table.values(name) <= 0 for name in ("distance", "gen_error")]):
+            panel["errors"].set_yscale("log")
+        for axis in axes[0]:
             scale(axis, table.at)
             frame(axis)
     return drawing
