@@ -16,9 +16,11 @@ scatter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -29,11 +31,15 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
+from ..base import VERSION
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
+from ..base.files import fingerprint
+from ..base.pieces import Kept, computed
 from ..base.progress import Progress, reporter
 from ..base.report import Description, Row
 from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
+from ..base.saved import name_of
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -270,6 +276,9 @@ def run_instances(
     normalise: bool = False,
     sentences: int = 50_000,
     batch: int = 1,
+    executor: Executor | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
     progress: Progress = None,
 ) -> Table:
     """Draw instances, run message passing or training on each, and solve the theory for each.
@@ -296,11 +305,13 @@ def run_instances(
         sentences: number of fresh sentences for the test error of every instance.
         batch: number of instances that run together, by `vmap`. Their data are in memory together, and all wait for the
             slowest.
+        executor, out, resume: as in `sweep`; a piece is a batch. `out` identifies `run` by its name.
         progress: None, True for a bar, or a function of the numbers of finished and of all instances.
 
     Raises:
         InputError: if an argument is out of range (the error names it), the model has no `with_teacher`, or `theory` is
             True for a value matrix.
+        RuntimeError: a worker of the executor was lost.
     """
     require_count(batch, "batch")
     keys = require_keys(keys)
@@ -309,6 +320,42 @@ def run_instances(
     sentence_count(model, d, alpha, min(batch, len(keys)))
     require_takes(run, "run", ("data", "key"))
     rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
+    # A recipe is smaller than its nodes on the way to a worker.
+    given = (model, d, float(alpha), run, rule if executor is None else nodes, theory, normalise, sentences)
+    report, count = reporter(progress, "instances"), 0
+    report(0, len(keys))
+
+    def done(number: int) -> None:
+        nonlocal count
+        count += len(pieces[number][-1])
+        report(count, len(keys))
+
+    def computation() -> str:
+        numbers = (model, rule, jax.random.key_data(keys), (d, float(alpha), theory, normalise, sentences), VERSION)
+        return fingerprint(model.identity_text(), name_of(run), *numbers)
+
+    pieces = [(*given, keys[k : k + batch]) for k in range(0, len(keys), batch)]
+    kept = Kept.open(out, resume, computation)
+    rows = list[Instance]()
+    for piece in computed(_instances, pieces, kept, executor, done):
+        if isinstance(piece, BaseException):
+            raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {kept.hint}") from piece
+        rows += piece
+    return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
+
+
+def _instances(
+    model: Model,
+    d: int,
+    alpha: float,
+    run: Callable[[Data, PRNGKeyArray], GAMP | Training],
+    nodes: AnyNodes,
+    theory: bool,
+    normalise: bool,
+    sentences: int,
+    keys: Key[Array, " K"],
+) -> list[Instance]:
+    """Return the instances of some keys, which are drawn and run together; the arguments are those of `run_instances`."""
 
     def outcome_of(key: PRNGKeyArray) -> dict[str, Any]:
         """Draw, run, finish if needed and measure one instance."""
@@ -320,24 +367,13 @@ def run_instances(
             raise InputError("theory", "must be False for a value matrix, of which there is none, got theory=True")
         return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
 
-    rows = []
-    for outcome in _outcomes(outcome_of, keys, batch, progress):
+    rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
+    lanes = jax.vmap(outcome_of)(keys) if len(keys) > 1 else jax.tree.map(lambda a: a[None], outcome_of(keys[0]))
+    instances = []
+    for outcome in unstacked(jax.device_get(lanes), len(keys)):
         realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
-        rows.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
-    return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
-
-
-def _outcomes(
-    outcome_of: Callable[[PRNGKeyArray], dict[str, Any]], keys: Key[Array, " K"], batch: int, progress: Progress
-) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of every key; `batch` of them are computed together."""
-    report = reporter(progress, "instances")
-    report(0, len(keys))
-    for k in range(0, len(keys), batch):
-        part = keys[k : k + batch]
-        lanes = jax.vmap(outcome_of)(part) if batch > 1 else jax.tree.map(lambda a: a[None], outcome_of(part[0]))
-        yield from unstacked(jax.device_get(lanes), len(part))
-        report(min(k + batch, len(keys)), len(keys))
+        instances.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
+    return instances
 
 
 def _outcome(
