@@ -286,7 +286,7 @@ def sgd(
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
             student has the overlaps of the start, or `nodes` other replicates; or another argument is not as described.
     """
-    model = needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
+    model = needs(model, "one-pass SGD", even=False, smooth=True)
     dtype = model.lam.dtype
     eta, until = require_positive(eta, "eta", dtype), require_positive(until, "until", dtype)
     kappa = require_not_negative(kappa, "kappa", dtype)
