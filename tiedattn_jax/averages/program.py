@@ -133,14 +133,14 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     single nodes 70 %.
     """
     fn = precise(fn)
-    jitted, full, reduced = eqx.filter_jit(fn), stored_program(fn), stored_program(fn, compiler_options=_QUICK)
+    full, reduced = stored_program(fn), stored_program(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
     def call(*args: PyTree) -> PyTree:
         require_unchecked_axes(args)
         leaves = jax.tree.leaves(args, is_leaf=_is_replicate)
         quick = all(a.fast_compile for a in leaves if _is_replicate(a))
-        run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
+        run = reduced if quick and at_top_level(args) and _known() else full
         return run(*jax.tree.map(_drop_weak_type, args))
 
     return call

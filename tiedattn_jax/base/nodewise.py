@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -107,7 +108,7 @@ Equation: TypeAlias = Any  # a `jex.JaxprEqn`; its own types leave out that its 
 class _Shared(NamedTuple):
     """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
 
-    value: Shaped[ArrayLike, "..."]
+    value: Shaped[Any, "..."]
 
 
 class _Entries(NamedTuple):
@@ -135,14 +136,26 @@ class _Entries(NamedTuple):
         return o if np.shape(o) == size else self.cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
 
     def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
-        is_shared = [isinstance(x, _Shared) for x in xs]
-        if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
-            return _apply(eqn, [self.entries(x) for x in xs], self)
-        values = [
-            x.value if s else _join(x, (), v.aval.dtype) for x, s, v in zip(xs, is_shared, eqn.invars, strict=True)
+        if any(isinstance(x, _Shared) for x in xs) and not any(map(_varies, xs)):
+            return self.apply_whole(eqn, xs)
+        return _apply(eqn, [self.entries(x) for x in xs], self)
+
+    def apply_whole(self, eqn: Equation, xs: list[Any]) -> list[Any]:
+        """Apply an operation to whole arrays."""
+        arrays = [
+            _Array(x.value, False)
+            if isinstance(x, _Shared)
+            else _Array(_join(x, (self.size,) if _varies(x) else (), v.aval.dtype), _varies(x))
+            for x, v in zip(xs, eqn.invars, strict=True)
         ]
-        outs = eqn.primitive.bind(*values, **eqn.params)
-        return [self.lift(o) for o in (outs if eqn.primitive.multiple_results else [outs])]
+        with nullcontext() if xs else jax.ensure_compile_time_eval():
+            outs = _Arrays(self.size).apply(eqn, arrays)
+        return [_split(o.value, 1) if o.varies else self.lift(o.value) for o in outs]
+
+
+def _varies(x: np.ndarray | _Shared) -> bool:
+    """Return whether entries differ from node to node."""
+    return not isinstance(x, _Shared) and any(np.ndim(entry) for entry in x.flat)
 
 
 class _Array(NamedTuple):
@@ -346,7 +359,7 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
         operation = functools.partial(eqn.primitive.bind, **params)
         key = tuple((k, str(v)) for k, v in params.items() if v is not None)
         return [_fill(shape, lambda i: _bind(nodes, name, operation, *[x[i] for x in xs], key=key))]
-    return _by_vmap(eqn, xs, nodes)
+    return nodes.apply_whole(eqn, xs)  # a sort, a loop, a gather, ...
 
 
 def _fill(shape: tuple[int, ...], entry: Callable[[tuple[int, ...]], Any]) -> np.ndarray:
@@ -373,21 +386,6 @@ def _cast(nodes: _Entries, entries: np.ndarray, dtype: DTypeLike, index: tuple[i
     if entry.dtype == dtype:
         return entry
     return _bind(nodes, "cast", functools.partial(lax.convert_element_type, new_dtype=dtype), entry, key=dtype)
-
-
-def _by_vmap(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
-    """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
-    run = functools.partial(eqn.primitive.bind, **eqn.params)
-    axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
-    arrays = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
-    if -1 in axes:
-        outs = jax.vmap(run, in_axes=tuple(axes), out_axes=-1)(*arrays)
-    elif xs:
-        outs = run(*arrays)
-    else:
-        with jax.ensure_compile_time_eval():
-            outs = run()
-    return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
 # The most common of `_ENTRY_MOVES`, for arrays with the node axis last; the second argument is the new shape (..., N).

@@ -40,7 +40,7 @@ from ..base.errors import (
 )
 from .kinks import bounded, check_kinks
 from .law import SpectralLaw, TokenClassMixture
-from .model import Model, require_fields, require_no_closures
+from .model import Model, one_kind, require_fields, require_no_closures
 from .penalties import penalty_conditions
 
 _SAME = 1e-6  # relative difference below which atoms agree
@@ -359,8 +359,7 @@ def _function_conditions(model: Model, even: bool) -> Iterator[Condition]:
     Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
     if even and concrete:
         _check_exchange(model, Z, *labels)
-    sentences = model.law().sentences
-    model = model if sentences is None else model.condition_on(sentences.kinds[0])
+    model = one_kind(model)
     tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
     rotation = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
     values = _computed(model, "loss", partial(_losses, model, rotation), Z, *labels)

@@ -208,9 +208,7 @@ class AttentionLayer(Model):
     @property
     def _teachers(self) -> int:
         """Number of columns of the teacher."""
-        gram = self.teacher if self.spectrum is None else self.spectrum.pi
-        assert gram is not None
-        return gram.shape[-1]
+        return (self._isotropic[2] if self.spectrum is None else self.spectrum.pi).shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
