@@ -41,8 +41,7 @@ def _unstack(x: np.ndarray, axis: int) -> list[np.ndarray]:
     return [np.moveaxis(x, axis, 0)[k, ...] for k in range(x.shape[axis])]
 
 
-def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarray:
-    x, value = xs
+def _pad(x: np.ndarray, value: np.ndarray, padding_config: Sequence[tuple]) -> np.ndarray:
     for axis, (low, high, inner) in enumerate(padding_config):
         place = low + (1 + inner) * np.arange(x.shape[axis])
         side = max(0, low + high + x.shape[axis] + inner * max(0, x.shape[axis] - 1))
@@ -52,23 +51,21 @@ def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarra
     return x
 
 
-# Operations that only rearrange entries of one array.
+# Operations that only rearrange entries.
 _ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
+    "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "copy": lambda x: x,
+    "pad": _pad,
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
     "rev": lambda x, dimensions: np.flip(x, dimensions),
     "slice": _slice,
     "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "stack": lambda *xs, axis: np.stack(xs, axis),
     "tile": lambda x, reps: np.tile(x, reps),
     "transpose": lambda x, permutation: x.transpose(permutation),
     "unstack": _unstack,
-}
-_ENTRY_JOINS: dict[str, Callable[..., np.ndarray]] = {
-    "concatenate": lambda xs, dimension: np.concatenate(xs, dimension),
-    "pad": _pad,
-    "stack": lambda xs, axis: np.stack(xs, axis),
 }
 _ELEMENTWISE = set(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type cos cosh
@@ -249,7 +246,7 @@ def operations(program: jex.ClosedJaxpr | jex.Jaxpr) -> float:
         elif name == "dot_general":
             (summed, _), _ = eqn.params["dimension_numbers"]
             count += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in summed)
-        elif name not in _ENTRY_MOVES | _ENTRY_JOINS and name != "iota":
+        elif name not in _ENTRY_MOVES and name != "iota":
             return math.inf
     return count
 
@@ -343,10 +340,8 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
     name, params = eqn.primitive.name, eqn.params
     shape = eqn.outvars[0].aval.shape
     if name in _ENTRY_MOVES:
-        outs = _ENTRY_MOVES[name](xs[0], **params)
+        outs = _ENTRY_MOVES[name](*xs, **params)
         return outs if eqn.primitive.multiple_results else [outs]
-    if name in _ENTRY_JOINS:
-        return [_ENTRY_JOINS[name](xs, **params)]
     if name in _FOLDS:
         free = [a for a in range(xs[0].ndim) if a not in params["axes"]]
         rows = xs[0].transpose(*free, *params["axes"]).reshape(*shape, -1)
