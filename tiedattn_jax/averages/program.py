@@ -12,10 +12,9 @@ the others in its block.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -34,28 +33,12 @@ from ..base.programs import stored_program
 
 State = TypeVar("State")
 
-_choices: list[bool] = []  # choices of the open `counted_loops`, the innermost last
+_choice: bool | None = None  # whether tests want loops to be `counted`, whatever the device
 
 
 def counted() -> bool:
     """Return whether loops have a number of steps that is fixed when they are compiled: everywhere but on CPUs."""
-    return _choices[-1] if _choices else jax.default_backend() != "cpu"
-
-
-@contextlib.contextmanager
-def counted_loops(counted: bool = True) -> Iterator[None]:
-    """Trace functions with counted loops, or without them, inside this context, whatever the device.
-
-    This serves tests, and lowers a program for another device than that of this process. Entry and exit clear the
-    functions that jax has traced.
-    """
-    jax.clear_caches()
-    _choices.append(counted)
-    try:
-        yield
-    finally:
-        _choices.pop()
-        jax.clear_caches()
+    return jax.default_backend() != "cpu" if _choice is None else _choice
 
 
 def repeat(
