@@ -278,10 +278,7 @@ def _split(array: Shaped[ArrayLike, "..."], batch_axes: int) -> np.ndarray:
     array = jnp.asarray(array)
     shape = array.shape[: array.ndim - batch_axes]
     flat = lax.reshape(array, (math.prod(shape), *array.shape[array.ndim - batch_axes :]))
-    entries = np.empty(len(flat), dtype=object)
-    for k in range(len(flat)):
-        entries[k] = lax.index_in_dim(flat, k, keepdims=False)
-    return entries.reshape(shape)
+    return np.fromiter(_slices(flat, 0), object, len(flat)).reshape(shape)
 
 
 def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, key: Any = ()) -> Any:
