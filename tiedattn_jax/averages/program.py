@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Int, PyTree, Shaped
 
 from ..base.arrays import AnyArray, either, precise
 from ..base.errors import is_concrete, is_tracing, require_unchecked_axes
-from ..base.kernels import kernels_in_use, loop_kernel
+from ..base.kernels import kernels_in_use, loop_kernel, loop_scan
 from ..base.programs import stored_program
 
 State = TypeVar("State")
@@ -94,15 +94,10 @@ def loop(
     The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and if
     `kernels_in_use`.
     """
-
-    def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
-        return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
-
-    has_kernels = counted() and kernels_in_use()
-    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if has_kernels else None
-    if kernel is None:
-        return scan(nodes, state, xs)
-    return lax.platform_dependent(nodes, state, xs, cuda=kernel, default=scan)
+    arguments, has_kernels = (nodes, state, xs), counted() and kernels_in_use()
+    scan = loop_scan(step, arguments, count)
+    kernel = loop_kernel(step, arguments, count, unfinished, least) if has_kernels else None
+    return scan(*arguments) if kernel is None else lax.platform_dependent(*arguments, cuda=kernel, default=scan)
 
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}

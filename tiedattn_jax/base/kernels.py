@@ -143,6 +143,17 @@ def loop_kernel(
     return run
 
 
+def loop_scan(
+    step: Callable[[Any, Any, Any, Any], tuple[Any, Any]], arguments: tuple, count: int, *_: Any
+) -> Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """Return what `loop_kernel` does, but by `lax.scan`, of all `count` steps."""
+
+    def run(nodes: PyTree, state: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+        return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
+
+    return run
+
+
 def _rows(tree: PyTree[Shaped[Array, "..."]]) -> list[Shaped[Array, " 1"]]:
     """Return the entries of arrays at one node."""
     return [a.reshape(-1)[k : k + 1] for a in jax.tree.leaves(tree) for k in range(a.size)]
@@ -193,8 +204,8 @@ class Proof:
                 with jax.enable_x64(dtype == "float64"), jax.default_device(device):
                     tolerance = _PROOF_TOLERANCE * float(jnp.finfo(dtype).eps)
                     for loop, arguments in _loops_of_proof(dtype):
-                        ends = [jax.jit(functools.partial(loop, make))(*arguments) for make in (self.make, None)]
-                        for a, b in zip(*jax.device_get(ends), strict=True):
+                        ends = [jax.jit(functools.partial(loop, make))(*arguments) for make in (self.make, loop_scan)]
+                        for a, b in zip(*map(jax.tree.leaves, jax.device_get(ends)), strict=True):
                             if not np.allclose(a, b, rtol=tolerance, atol=tolerance):
                                 return f"in {dtype} a number is off by {np.max(np.abs(a - b)):.1e}"
         except Exception as error:  # a compiler or a driver can fail in any way
@@ -205,41 +216,34 @@ class Proof:
 _PROOF_TOLERANCE = 1e4  # units of rounding, which a few steps with exponentials and roots multiply
 
 
-def _loops_of_proof(dtype: str) -> Iterator[tuple[Callable[..., list[Array]], tuple]]:
+def _loops_of_proof(dtype: str) -> Iterator[tuple[Callable[..., PyTree], tuple]]:
     """Yield small loops over three blocks, the last of which is not full, with their arguments.
 
-    Each is a function of a maker of kernels, or None for `lax.scan`, and of its arguments. The first one has the
-    operations of a softmax, reads one row in every step and keeps one. In the second one blocks end at different steps.
+    Each is a function of `loop_kernel`, or of `loop_scan`, and of its arguments. The first one has the operations of a
+    softmax, reads one row in every step and keeps one. In the second one blocks end at different steps.
     """
     size, count, rng = 2 * BLOCK + 5, 3, np.random.default_rng(0)
 
     def draw(*shape: int) -> Array:
         return jnp.asarray(rng.standard_normal((*shape, size)), dtype)
 
-    def run(make: Any, step: Callable, arguments: tuple, count: int, *ending: Any) -> list[Array]:
-        nodes, state, xs = arguments
-        if make is None:
-            scan = lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
-            return jax.tree.leaves(scan)
-        return jax.tree.leaves(make(step, arguments, count, *ending)(*arguments))
-
-    def softmax(make: Any, shared: Array, *arguments: Any) -> list[Array]:
+    def softmax(make: Any, shared: Array, *arguments: Any) -> PyTree:
         def step(k: Any, matrix: Array, v: Array, x: Array) -> tuple[Array, Array]:
             scores = jnp.einsum("abn,bn->an", matrix, v) + shared[:, None] / (1.0 + k)
             shares = jnp.exp(scores - jnp.max(scores, 0))
             shares = shares / jnp.sum(shares, 0)
             return jnp.where(shares > 0.5, jnp.sqrt(shares), shares + x), shares[0]
 
-        return run(make, step, arguments, count)
+        return make(step, arguments, count)(*arguments)
 
-    def halvings(make: Any, *arguments: Any) -> list[Array]:
+    def halvings(make: Any, *arguments: Any) -> PyTree:
         def unfinished(z: Array) -> Array:
             return z[0] > 1
 
         def step(k: Any, nodes: Any, z: Array, x: Any) -> tuple[Array, None]:
             return jnp.where(unfinished(z) | (k < 1), z / 2, z), None
 
-        return run(make, step, arguments, 2 * count, unfinished, 1)
+        return make(step, arguments, 2 * count, unfinished, 1)(*arguments)
 
     yield softmax, (jnp.asarray(rng.standard_normal(2), dtype), draw(2, 2), draw(2), draw(count, 2))
     powers = 2.0 ** (np.arange(size) % 6 * (np.arange(size) >= BLOCK))  # the first block ends after one step
