@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree, Real, Shaped
 
 AnyArray: TypeAlias = Array | np.ndarray  # on a device or on the host
+ARRAYS = (jax.Array, np.ndarray, np.generic)  # their types, and that of numpy's numbers
 # Arrays of results, and arrays that requests for results hand on: jax's, or numpy's where they are on the host. Both
 # have the methods that the package uses. To mypy those of results are jax's, and it lets the others pass.
 if TYPE_CHECKING:

@@ -102,23 +102,27 @@ Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Seq
 Equation: TypeAlias = Any  # a `jex.JaxprEqn`; its own types leave out that its variables have shapes
 
 
-class _Shared(NamedTuple):
-    """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
+class _Array(NamedTuple):
+    """A value (...) that all nodes share, or (..., N) with one at each node."""
 
     value: Shaped[Any, "..."]
+    varies: bool
 
 
 class _Entries(NamedTuple):
-    """Values as object arrays of their entries, with a cache so that no entry is computed twice."""
+    """Values as object arrays of their entries, with a cache so that no entry is computed twice.
+
+    A large array that all nodes share, such as a law of many atoms, is split only where entries are needed.
+    """
 
     size: int
     cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
-    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Shared:
-        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Shared(constant)
+    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Array:
+        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Array(constant, False)
 
-    def entries(self, x: np.ndarray | _Shared) -> np.ndarray:
-        return _split(x.value, 0) if isinstance(x, _Shared) else x
+    def entries(self, x: np.ndarray | _Array) -> np.ndarray:
+        return _split(x.value, 0) if isinstance(x, _Array) else x
 
     def cached(self, key: tuple, ops: tuple, make: Callable[[], Any]) -> Any:
         """Return the result of the operation `key` on entries; it is made only once."""
@@ -133,33 +137,26 @@ class _Entries(NamedTuple):
         return o if np.shape(o) == size else self.cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
 
     def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
-        if any(isinstance(x, _Shared) for x in xs) and not any(map(_varies, xs)):
+        if any(isinstance(x, _Array) for x in xs) and not any(map(_varies, xs)):
             return self.apply_whole(eqn, xs)
         return _apply(eqn, [self.entries(x) for x in xs], self)
 
     def apply_whole(self, eqn: Equation, xs: list[Any]) -> list[Any]:
         """Apply an operation to whole arrays."""
-        arrays = [
-            _Array(x.value, False)
-            if isinstance(x, _Shared)
-            else _Array(_join(x, (self.size,) if _varies(x) else (), v.aval.dtype), _varies(x))
-            for x, v in zip(xs, eqn.invars, strict=True)
-        ]
+
+        def whole(x: np.ndarray | _Array, dtype: DTypeLike) -> _Array:
+            varies = _varies(x)
+            return x if isinstance(x, _Array) else _Array(_join(x, (self.size,) if varies else (), dtype), varies)
+
+        arrays = [whole(x, v.aval.dtype) for x, v in zip(xs, eqn.invars, strict=True)]
         with nullcontext() if xs else jax.ensure_compile_time_eval():
             outs = _Arrays(self.size).apply(eqn, arrays)
         return [_split(o.value, 1) if o.varies else self.lift(o.value) for o in outs]
 
 
-def _varies(x: np.ndarray | _Shared) -> bool:
-    """Return whether entries differ from node to node."""
-    return not isinstance(x, _Shared) and any(np.ndim(entry) for entry in x.flat)
-
-
-class _Array(NamedTuple):
-    """A value (...) that all nodes share, or (..., N) with one at each node."""
-
-    value: Shaped[Array, "..."]
-    varies: bool
+def _varies(x: np.ndarray | _Array) -> bool:
+    """Return whether a value differs from node to node."""
+    return x.varies if isinstance(x, _Array) else any(np.ndim(entry) for entry in x.flat)
 
 
 class _Arrays(NamedTuple):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import VERSION
-from .arrays import AnyArray
+from .arrays import ARRAYS, AnyArray
 from .errors import InputError
 from .files import packed, unpacked
 
@@ -139,7 +139,7 @@ def pack(result: Any) -> bytes:
     arrays: dict[str, np.ndarray] = {}
 
     def leaf(value: Any, place: str) -> Any:
-        if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype.kind in "biufcU":
+        if isinstance(value, ARRAYS) and value.dtype.kind in "biufcU":
             arrays[place] = np.asarray(value)
             return {"array": place, "jax": isinstance(value, jax.Array)}
         raise InputError("result", f"must consist of numbers, texts and arrays to be saved, got {value!r} in {place}")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import itertools
-import operator
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -39,7 +36,7 @@ from ..base.errors import (
     with_values,
     within,
 )
-from .kinks import bounded, check_kinks
+from .kinks import SIZES, bounded, check_kinks
 from .law import SpectralLaw, TokenClassMixture
 from .model import Model, one_kind, require_fields, require_no_closures
 from .penalties import penalty_conditions
@@ -343,47 +340,42 @@ def _computed(model: Model, name: str, function: Callable[..., Any], *fields: Fl
 
 @eqx.filter_jit
 @precise
-def _losses(
-    model: Model,
-    rotation: Float[Array, "r r"],
-    Z: Float[Array, "L r"],
-    Y: Float[Array, "L t"],
-    *noise: Float[Array, "L noise"],
-) -> tuple[Any, ...]:
-    """Return the loss, and its values for Z rotated, Z mirrored, Y mirrored, and Y and the noise mirrored."""
-    fields = [(Z, Y, *noise), (Z @ rotation, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
-    if noise:
-        fields.append((Z, -Y, *(-a for a in noise)))
-    values = tuple(model.loss(*arguments) for arguments in fields)
-    if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
-        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises if there is no Hessian
-    return values
+def _losses(model: Model, *fields: Float[Array, "probes L _"]) -> tuple[Any, Any]:
+    """Return what `loss` returns for the first fields, and for all; it must have a second derivative."""
+    values = jax.vmap(model.loss)(*fields)
+    if isinstance(values, jax.Array) and values.ndim == 1 and jnp.issubdtype(values.dtype, jnp.floating):
+        Z, *labels = (a[0] for a in fields)
+        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, *labels)), Z)  # raises if there is no Hessian
+    return jax.tree.map(lambda a: a[0], values), values
 
 
 def _function_conditions(model: Model, even: bool) -> Iterator[Condition]:
-    L, r, t = model.shape
+    (L, r, t), dtype = model.shape, model.lam.dtype
     rng, concrete = np.random.default_rng(0), is_concrete(model)
-    widths = (r, t, model.noise) if model.noise else (r, t)
-    Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    draws = [rng.standard_normal((L, k)) for k in ((r, t, model.noise) if model.noise else (r, t))]
+    Z, *labels = (jnp.asarray(a, dtype) for a in draws)
     if even and concrete:
         _check_exchange(model, Z, *labels)
-    model = one_kind(model)
+    model, eye = one_kind(model), np.eye(r)
     tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
-    rotation = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
-    values = _computed(model, "loss", partial(_losses, model, rotation), Z, *labels)
-    value, rotated, *mirrored = map(on_host, values)
-    is_real = value.dtype.kind in "iuf" and value.shape == ()
-    problem = f"must return a finite real scalar, got {values[0]!r}: see Model.loss"
-    yield Condition(abs(value) < np.inf if is_real else False, "loss", problem=problem)
-    unchanged = [abs(a - value) <= 1e-8 + 1e-3 * abs(value) for a in (rotated, *mirrored)]
+    rotation = np.linalg.solve(eye - tangent, eye + tangent)
+    # Each probe multiplies Z by a matrix, and Y and the noise by a number.
+    probes = [(eye, 1, 1), (rotation, 1, 1), (-eye, 1, 1), (eye, -1, 1), (eye, -1, -1)]
+    turns, *signs = zip(*probes, *((size * eye, 1, 1) for size in SIZES), strict=True)
+    fields = [jnp.asarray(a, dtype) for a in (draws[0] @ np.array(turns), *map(np.multiply.outer, signs, draws[1:]))]
+    first, values = _computed(model, "loss", lambda *_: _losses(model, *fields), Z, *labels)
+    is_real = isinstance(first, jax.Array) and first.shape == () and first.dtype.kind in "iuf"
+    problem = f"must return a finite real scalar, got {first!r}: see Model.loss"
+    yield Condition(abs(on_host(first)) < np.inf if is_real else False, "loss", problem=problem)
+    value, *others = on_host(values)
+    is_rotated, *is_mirrored = (abs(a - value) <= 1e-8 + 1e-3 * abs(value) for a in others[: -len(SIZES)])
     if even:
         problem = "must be even in Z and in Y for a branch by name: use branch=None with a start"
-        is_even = unchanged[1] & functools.reduce(operator.or_, unchanged[2:])
-        yield Condition(is_even, "loss", problem=problem)
+        yield Condition(is_mirrored[0] & (is_mirrored[1] | is_mirrored[2]), "loss", problem=problem)
     argument = "rotation_invariant" if model.rotation_invariant else "generators"
     problem = "must be left out for a loss that changes when the columns of Z are rotated"
-    yield Condition(unchanged[0], argument, problem=problem)
-    yield bounded(model, Z, labels)
+    yield Condition(is_rotated, argument, problem=problem)
+    yield bounded(others[-len(SIZES) :])
     if concrete:
         check_kinks(model, labels)
     for name, fields in {"student": [Z], "target": labels}.items():
