@@ -138,11 +138,11 @@ class _Entries(NamedTuple):
 
     def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
         if any(isinstance(x, _Array) for x in xs) and not any(map(_varies, xs)):
-            return self.apply_whole(eqn, xs)
+            return [self.lift(o.value) for o in self.apply_whole(eqn, xs)]
         return _apply(eqn, [self.entries(x) for x in xs], self)
 
-    def apply_whole(self, eqn: Equation, xs: list[Any]) -> list[Any]:
-        """Apply an operation to whole arrays."""
+    def apply_whole(self, eqn: Equation, xs: list[Any]) -> list[_Array]:
+        """Apply an operation to whole arrays; one without operands is known."""
 
         def whole(x: np.ndarray | _Array, dtype: DTypeLike) -> _Array:
             varies = _varies(x)
@@ -150,8 +150,7 @@ class _Entries(NamedTuple):
 
         arrays = [whole(x, v.aval.dtype) for x, v in zip(xs, eqn.invars, strict=True)]
         with nullcontext() if xs else jax.ensure_compile_time_eval():
-            outs = _Arrays(self.size).apply(eqn, arrays)
-        return [_split(o.value, 1) if o.varies else self.lift(o.value) for o in outs]
+            return _Arrays(self.size).apply(eqn, arrays)
 
 
 def _varies(x: np.ndarray | _Array) -> bool:
@@ -348,7 +347,7 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
         operation = functools.partial(eqn.primitive.bind, **params)
         key = tuple((k, str(v)) for k, v in params.items() if v is not None)
         return [_fill(shape, lambda i: _bind(nodes, name, operation, *[x[i] for x in xs], key=key))]
-    return nodes.apply_whole(eqn, xs)  # a sort, a loop, a gather, ...
+    return [_split(o.value, int(o.varies)) for o in nodes.apply_whole(eqn, xs)]  # a sort, a loop, a gather, ...
 
 
 def _fill(shape: tuple[int, ...], entry: Callable[[tuple[int, ...]], Any]) -> np.ndarray:
