@@ -165,16 +165,16 @@ PAGES: dict[str, list[str]] = {
 DOCSTRINGS: dict[str, list[str]] = {
     "bayes.solve": [f"else 2^{power(recipes.SOBOL_SIZES['labels'], 2)} Sobol points"],
     "dynamics.landscape": [f"by default 2^{power(recipes.SOBOL_SIZES['sphere'], 2)} Sobol points"],
-    "dynamics.population": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
-    "dynamics.small_start": [f"else 2^{power(recipes.SMOOTH['population'].n, 2)} Sobol points"],
+    "dynamics.population": [f"else 2^{power(recipes.SMOOTH['population'][1].n, 2)} Sobol points"],
+    "dynamics.small_start": [f"else 2^{power(recipes.SMOOTH['population'][1].n, 2)} Sobol points"],
     "dynamics.separation": ["between {:g} and {:,.0f}".format(*_ALPHA_RANGE)],
     "dynamics.sgd": [
-        f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
+        f"else 2^{power(recipes.SMOOTH['sgd'][1].n, 2)} Sobol points",
         f"If it exceeds 1e{power(_STEP_TOL, 10)} there are four times as many steps",
         f"there are {WORDS[_TRACED]} between two points",
     ],
     "dynamics.emergence": [
-        f"else 2^{power(recipes.SMOOTH['sgd'].n, 2)} Sobol points",
+        f"else 2^{power(recipes.SMOOTH['sgd'][1].n, 2)} Sobol points",
         f"resolve the variances to 1e{power(_TOL, 10)}, at most {_MOST}",
     ],
     "finite.heldout_error": [

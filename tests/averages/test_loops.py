@@ -1,5 +1,6 @@
 """The two kinds of loops in an evaluation: with a condition, or with a fixed count of steps."""
 
+import contextlib
 import re
 
 import jax
@@ -32,6 +33,16 @@ SETTINGS = {
 }
 
 
+@contextlib.contextmanager
+def counted_loops(counted=True):
+    """Trace functions with counted loops, or without them, inside this context, whatever the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "_choice", counted)
+        jax.clear_caches()  # functions that jax has traced
+        yield
+    jax.clear_caches()
+
+
 def evaluation(name):
     """Return the function that evaluates the averages of a setting, and its arguments."""
     model, make, x = SETTINGS[name]
@@ -57,7 +68,7 @@ def test_both_ways_give_the_same_numbers(name):
     evaluate, args = evaluation(name)
     results = []
     for counted in (False, True):
-        with program.counted_loops(counted):
+        with counted_loops(counted):
             results.append(jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args)))
     assert all(np.all(np.isfinite(a)) for a in results[0])
     assert_close(*results)
@@ -77,11 +88,11 @@ def test_kernels_give_the_same_numbers(name, monkeypatch):
     def chosen(*arguments, cpu=None, cuda=None, default=None):
         return (cuda or cpu or default)(*arguments)
 
-    with program.counted_loops():
+    with counted_loops():
         expected = jax.tree.map(np.asarray, jax.jit(lambda *a: evaluate(*a))(*args))
     monkeypatch.setattr(program, "loop_kernel", interpreted)
     monkeypatch.setattr(program.lax, "platform_dependent", chosen)
-    with program.counted_loops():
+    with counted_loops():
         results = jax.jit(lambda *a: evaluate(*a))(*args)
     assert len(kernels) > 2 and all(kernels)
     assert_close(expected, results)
@@ -110,7 +121,7 @@ def is_counted(before, condition):
 def test_lowered_for_an_accelerator_every_loop_has_a_constant_count(name):
     """On lines only the loop over groups of stragglers has a condition."""
     evaluate, args = evaluation(name)
-    with program.counted_loops():
+    with counted_loops():
         checks = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
         text = export.export(jax.jit(evaluate), platforms=("cuda",), disabled_checks=checks)(*args).mlir_module()
     blocks = conditions(text)
@@ -130,9 +141,9 @@ def test_what_is_done_keeps_its_value():
         return program.repeat(lambda half, x: half * x, half, start, lambda x: x > 1, 4, count=3, **options)
 
     assert program.counted() is (jax.default_backend() != "cpu")
-    with program.counted_loops():
+    with counted_loops():
         assert program.counted()
-        with program.counted_loops(False):
+        with counted_loops(False):
             assert not program.counted()
             np.testing.assert_array_equal(halved(), [1, 1, 1, 1, 1, 2])
             np.testing.assert_array_equal(halved(least=1), [0.5, 1, 1, 1, 1, 2])
@@ -147,7 +158,7 @@ def test_counted_steps_do_for_the_slowest_starts():
     model, make, x = SETTINGS["nodes"]
     replicate = make(model).replicate(0)
     h, y = 3 * replicate.student, 0.5 * replicate.teacher
-    with program.counted_loops():
+    with counted_loops():
         z, energy, converged = jax.jit(lambda h, y: descend(ProxProblem(model, x.V, y), 5.0 * h, h, 1e-7))(h, y)
         minima, lower = jax.jit(lambda z, h, y: local_minima(ProxProblem(model, x.V, y), z + 0.01, h))(z, h, y)
     assert np.all(converged) and np.mean(np.asarray(lower) <= np.asarray(energy) + 1e-9) > 0.99

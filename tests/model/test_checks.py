@@ -12,7 +12,7 @@ import pytest
 from channels import Noisy, model_of
 
 import tiedattn_jax as ta
-from tiedattn_jax.model.checks import check, needs
+from tiedattn_jax.model.checks import check, check_provides, needs
 from tiedattn_jax.model.layers import LAYERS
 
 MODEL = ta.DotProduct()
@@ -219,20 +219,15 @@ def test_what_a_loss_with_noise_must_be():
 SENTENCES = ta.SpectralLaw.of_classes((0.25, 0.36), {(0, 0): 0.5, (1, 1): 0.5})
 # A keyword of `needs`, a model that is not of this kind, and the message.
 KINDS = [
-    ({"provides": {"target": "for labels"}}, plain, "must have a method `target` for labels, got Plain without it"),
     ({"float64": True}, lambda: ta.DotProduct(dtype=jnp.float32), "must be in float64 for maps: use .*, got float32"),
     ({"smooth": True}, ta.ReLUAttention, "must have a loss without kinks for maps, got ReLUAttention"),
-    ({"ridge_only": True}, penalised, "must have no penalty besides the ridge for maps, got Own"),
     ({"independent": True}, lambda: ta.DotProduct(spectrum=SENTENCES), "must have tokens without classes for maps"),
     ({"orthogonal": True}, lambda: plain(cross=[[[1.2e-6], [-1.2e-6]]]), "zero, a teacher orthogonal to .* maps"),
     ({"same": ("gamma",)}, lambda: two_atoms(weights=[0.5, 0.5], gamma=[[1.0, 1.0], [1.0, 1.0 + 1.2e-6]]),
      "gamma must be the same at all atoms of positive weight, with one eigenvalue each for maps"),
     ({"same": ("gamma", "pi")}, lambda: two_atoms(weights=[0.5, 0.5], pi=[[[1.0]], [[1.1]]]), "pi must be the same at"),
 ]  # fmt: skip
-ALL_KINDS = {
-    "provides": {"target": "for labels", "student": "for errors"}, "float64": True, "smooth": True, "ridge_only": True,
-    "independent": True, "orthogonal": True, "same": ("gamma", "pi"),
-}  # fmt: skip
+ALL_KINDS = dict.fromkeys(("float64", "smooth", "independent", "orthogonal"), True) | {"same": ("gamma", "pi")}
 
 
 @pytest.mark.parametrize(("kind", "make", "message"), KINDS, ids=[next(iter(kind)) for kind, *_ in KINDS])
@@ -243,6 +238,13 @@ def test_the_kind_of_model_that_a_computation_takes(kind, make, message):
         needs(make(), "maps", even=False, **kind)
 
 
+def test_penalties_and_missing_methods():
+    with pytest.raises(ta.InputError, match="must have no penalty besides the ridge for maps, got Own"):
+        needs(penalised(), "maps")
+    with pytest.raises(ta.InputError, match="must have a method `target` for labels, got Plain without it"):
+        check_provides(plain(), "target", "for labels")
+
+
 def test_models_of_every_kind_that_a_computation_takes():
     needs(MODEL, "maps", **ALL_KINDS)
     for model in (
@@ -250,7 +252,7 @@ def test_models_of_every_kind_that_a_computation_takes():
         two_atoms(weights=[1.0, 0.0], gamma=[[1.0, 1.0], [9.0, 4.0]]),  # an atom without weight may differ
         plain(cross=[[[9e-7], [-9e-7]]]),
     ):
-        needs(model, "maps", **(ALL_KINDS | {"provides": {}}))
+        needs(model, "maps", **ALL_KINDS)
     with pytest.raises(ta.InputError, match="loss must be even"):
         needs(own(loss=lambda Z, Y: jnp.sum(Z)), "maps")
     jax.jit(lambda lam: needs(eqx.tree_at(lambda m: m.lam, MODEL, lam), "maps", **ALL_KINDS) or lam)(0.1)

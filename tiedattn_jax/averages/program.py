@@ -12,10 +12,9 @@ the others in its block.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -29,33 +28,17 @@ from jaxtyping import Array, Bool, Int, PyTree, Shaped
 
 from ..base.arrays import AnyArray, either, precise
 from ..base.errors import is_concrete, is_tracing, require_unchecked_axes
-from ..base.kernels import kernels_in_use, loop_kernel
+from ..base.kernels import kernels_in_use, loop_kernel, loop_scan
 from ..base.programs import stored_program
 
 State = TypeVar("State")
 
-_choices: list[bool] = []  # choices of the open `counted_loops`, the innermost last
+_choice: bool | None = None  # whether tests want loops to be `counted`, whatever the device
 
 
 def counted() -> bool:
     """Return whether loops have a number of steps that is fixed when they are compiled: everywhere but on CPUs."""
-    return _choices[-1] if _choices else jax.default_backend() != "cpu"
-
-
-@contextlib.contextmanager
-def counted_loops(counted: bool = True) -> Iterator[None]:
-    """Trace functions with counted loops, or without them, inside this context, whatever the device.
-
-    This serves tests, and lowers a program for another device than that of this process. Entry and exit clear the
-    functions that jax has traced.
-    """
-    jax.clear_caches()
-    _choices.append(counted)
-    try:
-        yield
-    finally:
-        _choices.pop()
-        jax.clear_caches()
+    return jax.default_backend() != "cpu" if _choice is None else _choice
 
 
 def repeat(
@@ -111,15 +94,10 @@ def loop(
     The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and if
     `kernels_in_use`.
     """
-
-    def scan(nodes: PyTree, state: State, xs: PyTree) -> tuple[State, PyTree]:
-        return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
-
-    has_kernels = counted() and kernels_in_use()
-    kernel = loop_kernel(step, (nodes, state, xs), count, unfinished, least) if has_kernels else None
-    if kernel is None:
-        return scan(nodes, state, xs)
-    return lax.platform_dependent(nodes, state, xs, cuda=kernel, default=scan)
+    arguments, has_kernels = (nodes, state, xs), counted() and kernels_in_use()
+    scan = loop_scan(step, arguments, count)
+    kernel = loop_kernel(step, arguments, count, unfinished, least) if has_kernels else None
+    return scan(*arguments) if kernel is None else lax.platform_dependent(*arguments, cuda=kernel, default=scan)
 
 
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
@@ -133,14 +111,14 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     single nodes 70 %.
     """
     fn = precise(fn)
-    jitted, full, reduced = eqx.filter_jit(fn), stored_program(fn), stored_program(fn, compiler_options=_QUICK)
+    full, reduced = stored_program(fn), stored_program(fn, compiler_options=_QUICK)
 
     @functools.wraps(fn)
     def call(*args: PyTree) -> PyTree:
         require_unchecked_axes(args)
         leaves = jax.tree.leaves(args, is_leaf=_is_replicate)
         quick = all(a.fast_compile for a in leaves if _is_replicate(a))
-        run = (reduced if quick and _known() else full) if at_top_level(args) else jitted
+        run = reduced if quick and at_top_level(args) and _known() else full
         return run(*jax.tree.map(_drop_weak_type, args))
 
     return call

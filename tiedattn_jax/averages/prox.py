@@ -263,23 +263,12 @@ def _has_large_fields(model: Model, h: Float[Array, "L r N"], bound: float) -> B
 
 
 def reference_axis(n: int) -> Float[np.ndarray, " {n}"]:
-    """Return the unit vector from which the power iterations of `well_axis` start.
+    """Return the unit vector from which the power iterations for the axis of an `Origin` start.
 
-    It fixes the signs of the axes, because every axis of `well_axis` has a positive product with it.
+    It fixes the signs of the axes, because every one has a positive product with it.
     """
     v = np.linspace(1.0, -0.8, n)
     return v / np.linalg.norm(v)
-
-
-def well_axis(model: Model, y: Float[Array, "L t N"], rank: int, steps: int) -> Float[Array, "L {rank} N"]:
-    """Return unit vectors along the double well of the loss: the lowest eigenvectors of its Hessian at zero.
-
-    Args:
-        y: teacher fields.
-        rank: number r of columns of the student.
-        steps: power iterations.
-    """
-    return origin_of(model, y, rank, steps).axis
 
 
 def _lowest_axis(hess: Float[Array, "n n N"], steps: int) -> Float[Array, "n N"]:
@@ -422,11 +411,14 @@ def prox(
 
 
 def search(
-    problem: ProxProblem, h: Float[Array, "L r N"], extra_starts: Float[Array, "starts L r N"] | None = None
+    problem: ProxProblem,
+    h: Float[Array, "L r N"],
+    extra_starts: Float[Array, "starts L r N"] | None = None,
+    origin: Origin | None = None,
 ) -> Prox:
-    """Return `prox` without derivatives."""
+    """Return `prox` without derivatives; an `origin` is the `Origin`, if it is known already."""
     # The search for the lowest minimum runs in single precision, at half the cost; the minimum is then refined.
-    lowest, second, gap = lowest_minima(problem, h, extra_starts)
+    lowest, second, gap = lowest_minima(problem, h, extra_starts, origin)
     z, _, converged = descend(problem, lowest, h, newton_tolerance(h.dtype), count=REFINE_STEPS)
     return Prox(z, converged, jnp.where(jnp.isfinite(gap), second, z), gap)
 
@@ -435,10 +427,9 @@ def proximal(
     problem: ProxProblem, h: Float[Array, "L r N"], origin: Origin | None = None
 ) -> tuple[Float[Array, "L r N"], Bool[Array, " N"]]:
     """Return only the proximal operator, without derivatives, and whether the search converged."""
-    if counted():  # search from every start in single precision, then refine the lowest minimum
-        start = lowest_minima(problem, h, origin=origin)[0]
-        z, _, converged = descend(problem, start, h, newton_tolerance(h.dtype), count=REFINE_STEPS)
-        return z, converged
+    if counted():
+        minima = search(problem, h, origin=origin)
+        return minima.z, minima.converged
     z, energy, converged = minima_from_all_starts(problem, h, None, newton_tolerance(h.dtype), origin)
     lowest = jnp.argmin(energy, 0)
     return pick(z, lowest), pick(converged, lowest)

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -348,23 +348,20 @@ SOBOL_SIZES = {
 }
 
 
-class Smooth(NamedTuple):
-    """Sizes of the default recipe of smooth functions: a tensor grid for at most four fields, else Sobol points."""
-
-    orders: dict[int, int]  # order of the grid by number of fields
-    n: int  # Sobol points
-    options: dict[str, Any]  # further options of the grid
-    one_block: bool = False  # whether all nodes are evaluated at once
-
-
-_GRID_FIELDS = 4
-_BOUNDED = {"least_weight": 1e-10}
+# Default recipes of smooth functions by use: tensor grids by number of fields, and points for more fields than these.
 SMOOTH = {
-    # The end of a trajectory is right to 2e-6; without the nodes of least weight it moves by 2e-8.
-    "sgd": Smooth(dict.fromkeys(range(5), 10), 2**13, {**_BOUNDED, "replicates": 2}, one_block=True),
-    "population": Smooth({1: 96, 2: 64, 3: 32, 4: 18}, 2**15, {"replicates": 3}),
+    # All nodes are evaluated at once. The end of a trajectory is right to 2e-6; without the nodes of least weight it
+    # moves by 2e-8.
+    "sgd": (
+        {k: GaussHermite(10, least_weight=1e-10, replicates=2, block=10**k) for k in range(5)},
+        Sobol(2**13, block=2**13),
+    ),
+    "population": (
+        {k: GaussHermite(order, replicates=3) for k, order in {1: 96, 2: 64, 3: 32, 4: 18}.items()},
+        Sobol(2**15),
+    ),
     # At the standard setting the test error of the optimal learner is right to 3e-6.
-    "optimal": Smooth(dict.fromkeys(range(5), 12), 2**13, {**_BOUNDED, "replicates": 3}),
+    "optimal": ({k: GaussHermite(12, least_weight=1e-10, replicates=3) for k in range(5)}, Sobol(2**13)),
 }
 
 
@@ -389,12 +386,9 @@ def default_recipe(model: Model | Fields, n: int = SIZES["solve"], **options: An
 
 
 def smooth_recipe(model: Model | Fields, use: str) -> GaussHermite | Sobol:
-    """Return the default recipe for averages of smooth functions, of the size for a use in `SMOOTH`."""
-    count, size = Fields.of(model).count, SMOOTH[use]
-    if count > _GRID_FIELDS:
-        return Sobol(size.n, block=size.n if size.one_block else None)
-    order = size.orders[count]
-    return GaussHermite(order, **size.options, block=order**count if size.one_block else None)
+    """Return the default recipe for averages of smooth functions, for a use in `SMOOTH`."""
+    grids, points = SMOOTH[use]
+    return grids.get(Fields.of(model).count, points)
 
 
 def make_rule(nodes: AnyNodes, model: Model | Fields, default: Recipe | None = None) -> Rule:

@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree, Real, Shaped
 
 AnyArray: TypeAlias = Array | np.ndarray  # on a device or on the host
+ARRAYS = (jax.Array, np.ndarray, np.generic)  # their types, and that of numpy's numbers
 # Arrays of results, and arrays that requests for results hand on: jax's, or numpy's where they are on the host. Both
 # have the methods that the package uses. To mypy those of results are jax's, and it lets the others pass.
 if TYPE_CHECKING:
@@ -183,12 +184,12 @@ def matvec(matrix: Float[Array, "a b *#N"], v: Float[Array, "b *#N"]) -> Float[A
 
 def determinant(matrix: Float[Array, "n n N"]) -> Float[Array, " N"]:
     """Return the determinants of symmetric matrices whose leading minors are not zero."""
-    return _joined_pivots(matrix, lambda pivot: pivot, operator.mul, jnp.ones_like(matrix[0, 0]))
+    return functools.reduce(operator.mul, _pivots(matrix))
 
 
 def definite(matrix: Float[Array, "n n N"]) -> Bool[Array, " N"]:
     """Return whether symmetric matrices are positive definite: whether all pivots are positive."""
-    return _joined_pivots(matrix, lambda pivot: pivot > 0, operator.and_, jnp.ones(matrix.shape[-1:], bool))
+    return functools.reduce(operator.and_, (pivot > 0 for pivot in _pivots(matrix)))
 
 
 def eigenvalues_exceed(matrices: Float[AnyArray, "K n n"], bound: Number) -> Bool[AnyArray, " K"]:
@@ -198,22 +199,6 @@ def eigenvalues_exceed(matrices: Float[AnyArray, "K n n"], bound: Number) -> Boo
         return definite(jnp.moveaxis(matrices - bound * eye, 0, -1))
     known = np.all(np.isfinite(matrices), (1, 2))
     return known & (np.linalg.eigvalsh(np.where(known[:, None, None], matrices, 0.0))[:, 0] > bound)
-
-
-def _joined_pivots(
-    matrix: Float[Array, "n n N"], read: Callable[[Array], Array], join: Callable[[Array, Array], Array], empty: Array
-) -> Shaped[Array, " N"]:
-    """Join what is read from the pivots of symmetric matrices; `empty` is the result without pivots."""
-    if len(matrix) <= _UNROLLED:
-        return functools.reduce(join, map(read, _pivots([list(row) for row in matrix])))
-
-    def clear(k: Int[Array, ""], state: tuple) -> tuple:
-        matrix, joined = state
-        row = lax.dynamic_index_in_dim(matrix, k, 0)
-        pivot = lax.dynamic_index_in_dim(row, k, 1)
-        return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), join(joined, read(pivot[0, 0]))
-
-    return lax.fori_loop(0, len(matrix), clear, (matrix, empty))[1]
 
 
 def ldl_solve(
@@ -239,9 +224,18 @@ def _pivot(
     return diagonal if floor is None else jnp.maximum(jnp.abs(diagonal), floor[k])
 
 
-def _pivots(a: list[list[Float[Array, " N"]]]) -> list[Float[Array, " N"]]:
-    """Return the pivots of symmetric matrices given by entries; only those on and below the diagonal are read."""
-    pivots, n = [], len(a)
+def _pivots(matrix: Float[Array, "n n N"]) -> Sequence[Float[Array, " N"]] | Float[Array, "n N"]:
+    """Return the pivots of symmetric matrices; up to 4 x 4 only entries on and below the diagonal are read."""
+    n = len(matrix)
+    if n > _UNROLLED:
+
+        def clear(matrix: Float[Array, "n n N"], k: Int[Array, ""]) -> tuple[Float[Array, "n n N"], Float[Array, " N"]]:
+            row = lax.dynamic_index_in_dim(matrix, k, 0)
+            pivot = lax.dynamic_index_in_dim(row, k, 1)
+            return matrix - lax.dynamic_index_in_dim(matrix, k, 1) * (row / pivot), pivot[0, 0]
+
+        return lax.scan(clear, matrix, jnp.arange(n))[1]
+    a, pivots = [list(row) for row in matrix], []
     for k in range(n):
         pivots.append(a[k][k])
         for i in range(k + 1, n):

@@ -42,8 +42,8 @@ def with_tangent(rule: Callable[[tuple, tuple], PyTree]) -> Callable[..., Any]:
 
     def attach(z: PyTree, *args: PyTree) -> PyTree:
         (values, z_tree), (leaves, tree) = jax.tree.flatten(z), jax.tree.flatten(args)
-        tree_rule = _TreeRule(exact, z_tree, tree)
-        return jax.tree.unflatten(z_tree, _attach.bind(*map(jnp.asarray, values + leaves), rule=tree_rule))
+        arrays, tree_rule = map(jnp.asarray, values + leaves), _TreeRule(exact, z_tree, tree)
+        return jax.tree.unflatten(z_tree, _attach.bind(*arrays, rule=tree_rule, count=len(values)))
 
     attach.__doc__ = rule.__doc__
     return attach
@@ -145,17 +145,10 @@ class _TreeRule(NamedTuple):
     value: PyTreeDef
     args: PyTreeDef
 
-    @property
-    def outputs(self) -> int:
-        """Number of leaves of the value."""
-        return self.value.num_leaves
-
     def __call__(self, leaves: list, tangents: list) -> list:
-        return self.value.flatten_up_to(self.rule(self._trees(leaves), self._trees(tangents)))
-
-    def _trees(self, leaves: list) -> tuple:
-        value, args = leaves[: self.outputs], leaves[self.outputs :]
-        return self.value.unflatten(value), *self.args.unflatten(args)
+        count = self.value.num_leaves
+        trees = ((self.value.unflatten(a[:count]), *self.args.unflatten(a[count:])) for a in (leaves, tangents))
+        return self.value.flatten_up_to(self.rule(*trees))
 
 
 class _BatchRule(NamedTuple):
@@ -164,43 +157,39 @@ class _BatchRule(NamedTuple):
     rule: TangentRule
     axes: tuple[int | None, ...]
 
-    @property
-    def outputs(self) -> int:
-        return self.rule.outputs
-
     def __call__(self, leaves: list, tangents: list) -> list:
         tangent_axes = [None if d is None else axis for axis, d in zip(self.axes, tangents, strict=True)]
         return jax.vmap(self.rule.__call__, (list(self.axes), tangent_axes))(leaves, tangents)
 
 
-# Maps leaves and their tangents, None for zero, to the tangents of the leaves of the value.
+# Maps leaves and their tangents, None for zero, to the tangents of the value, whose leaves are the first `count`.
 TangentRule = _TreeRule | _BatchRule
 
 _attach = Primitive("attach")
 _attach.multiple_results = True
-_attach.def_impl(lambda *leaves, rule: list(leaves[: rule.outputs]))
-_attach.def_abstract_eval(lambda *leaves, rule: list(leaves[: rule.outputs]))
-mlir.register_lowering(_attach, lambda ctx, *leaves, rule: leaves[: rule.outputs])
+_attach.def_impl(lambda *leaves, rule, count: list(leaves[:count]))
+_attach.def_abstract_eval(lambda *leaves, rule, count: list(leaves[:count]))
+mlir.register_lowering(_attach, lambda ctx, *leaves, rule, count: leaves[:count])
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, rule: TangentRule) -> tuple[list, list]:
-    values = _attach.bind(*primals, rule=rule)
-    moved = rule([*values, *primals[rule.outputs :]], [None if isinstance(d, ad.Zero) else d for d in tangents])
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, rule: TangentRule, count: int) -> tuple[list, list]:
+    values = _attach.bind(*primals, rule=rule, count=count)
+    moved = rule([*values, *primals[count:]], [None if isinstance(d, ad.Zero) else d for d in tangents])
     return values, [
         d if d is not None and jnp.issubdtype(a.dtype, jnp.inexact) else ad.Zero(jax.typeof(a).to_tangent_aval())
         for a, d in zip(values, moved, strict=True)
     ]
 
 
-def _batched(leaves: Sequence[Any], axes: Sequence[int | None], *, rule: TangentRule) -> tuple[list, list]:
+def _batched(leaves: Sequence[Any], axes: Sequence[int | None], *, rule: TangentRule, count: int) -> tuple[list, list]:
     size = next(a.shape[k] for a, k in zip(leaves, axes, strict=True) if k is not None)
     values = [
         jnp.broadcast_to(z, (size, *z.shape)) if k is None else jnp.moveaxis(z, k, 0)
-        for z, k in zip(leaves[: rule.outputs], axes, strict=False)
+        for z, k in zip(leaves[:count], axes, strict=False)
     ]
-    batch_axes = (0,) * rule.outputs
-    batch_rule = _BatchRule(rule, (*batch_axes, *axes[rule.outputs :]))
-    return _attach.bind(*values, *leaves[rule.outputs :], rule=batch_rule), list(batch_axes)
+    batch_axes = (0,) * count
+    batch_rule = _BatchRule(rule, (*batch_axes, *axes[count:]))
+    return _attach.bind(*values, *leaves[count:], rule=batch_rule, count=count), list(batch_axes)
 
 
 ad.primitive_jvps[_attach] = _jvp

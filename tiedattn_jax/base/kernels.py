@@ -11,7 +11,6 @@ disagree.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -81,65 +80,16 @@ def loop_kernel(
     program = jax.make_jaxpr(step_of_rows)(jnp.int32(0), one_row)
     if operations(program) > _MOST_OPERATIONS:
         return None
-    return _Loop(program, heights, kept, size, count, least, unfinished is not None, interpret)
+    # Constants of the program that jax traces are read; the others are known, and part of the kernel.
+    is_read = [isinstance(c, jax.core.Tracer) for c in program.consts]
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Loop:
-    """A loop as a kernel; see `loop_kernel`.
-
-    Attributes:
-        program: a step at one node, of its number and of rows; it returns rows, and whether the node is unfinished.
-        heights: numbers of rows of all arrays: of what every step reads, of the state, of xs, of what steps keep.
-        kept: tree of what a step keeps at one node.
-        size: number N of nodes.
-        count, least, interpret: as in `loop_kernel`.
-        can_end: whether the program says if a node is unfinished.
-    """
-
-    program: Any
-    heights: list[list[int]]
-    kept: PyTree
-    size: int
-    count: int
-    least: int
-    can_end: bool
-    interpret: bool
-
-    @property
-    def is_read(self) -> list[bool]:
-        """Whether a constant of the program is read; the others are known, and part of the kernel."""
-        return [isinstance(c, jax.core.Tracer) for c in self.program.consts]
-
-    def __call__(self, nodes: PyTree, state: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Run the kernel."""
-
-        def stacked(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((self.count, *a.shape[:-1], self.size), a.dtype)
-
-        leaves, structure = jax.tree.flatten((state, jax.tree.map(stacked, self.kept)))
-        outputs = [jax.ShapeDtypeStruct((math.prod(a.shape[:-1]), self.size), a.dtype) for a in leaves]
-        shared = [jnp.ravel(c) for c in itertools.compress(self.program.consts, self.is_read)]
-        inputs = [a.reshape(-1, self.size) for a in jax.tree.leaves((nodes, state, xs))]
-        call = pl.pallas_call(
-            self.body,
-            outputs,
-            grid=(pl.cdiv(self.size, BLOCK),),
-            compiler_params=triton.CompilerParams(num_warps=BLOCK // 32),
-            interpret=self.interpret,
-            name="loop",
-        )
-        arrays = call(*shared, *inputs)
-        return jax.tree.unflatten(structure, [a.reshape(b.shape) for a, b in zip(arrays, leaves, strict=True)])
-
-    def body(self, *refs: Any) -> None:
-        """Take a block of nodes through the loop: the body of the kernel."""
-        program, is_read, heights = self.program, self.is_read, self.heights
+    def body(*refs: Any) -> None:
+        """Take a block of nodes through the loop."""
         counts = sum(is_read), *map(len, heights[:3]), len(heights[1]), len(heights[3])
         rest = iter(refs)
         of_shared, of_nodes, of_state, of_xs, of_end, of_kept = ([*itertools.islice(rest, n)] for n in counts)
         lanes = pl.program_id(0) * BLOCK + jnp.arange(BLOCK)
-        exists = lanes < self.size
+        exists = lanes < size
 
         def places(refs: list, heights: list[int], step: Any = 0) -> list[Any]:
             return [ref.at[step * n + k, lanes] for ref, n in zip(refs, heights, strict=True) for k in range(n)]
@@ -167,13 +117,41 @@ class _Loop:
             return state, carry[1] + 1, jnp.max((going & exists).astype(jnp.int32))
 
         def goes_on(carry: tuple) -> Array:
-            return (carry[1] < self.count) & (jnp.where(carry[1] < self.least, 1, carry[2]) > 0)
+            return (carry[1] < count) & (jnp.where(carry[1] < least, 1, carry[2]) > 0)
 
-        if self.can_end:  # Triton's compiler crashes if the numbers of a loop come before its arrays.
+        if unfinished is not None:  # Triton's compiler crashes if the numbers of a loop come before its arrays.
             end, _, _ = lax.while_loop(goes_on, take_while, (first, jnp.int32(0), jnp.int32(1)))
         else:
-            end = lax.fori_loop(0, self.count, lambda k, state: take(k, state)[0], first)
+            end = lax.fori_loop(0, count, lambda k, state: take(k, state)[0], first)
         write(places(of_end, heights[1]), end)
+
+    def run(*arguments: PyTree) -> tuple[PyTree, PyTree]:
+        stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[:-1], size), a.dtype), kept)
+        results, result_structure = jax.tree.flatten((arguments[1], stacked))
+        call = pl.pallas_call(
+            body,
+            [jax.ShapeDtypeStruct((math.prod(a.shape[:-1]), size), a.dtype) for a in results],
+            grid=(pl.cdiv(size, BLOCK),),
+            compiler_params=triton.CompilerParams(num_warps=BLOCK // 32),
+            interpret=interpret,
+            name="loop",
+        )
+        shared = [jnp.ravel(c) for c in itertools.compress(program.consts, is_read)]
+        arrays = call(*shared, *(a.reshape(-1, size) for a in jax.tree.leaves(arguments)))
+        return jax.tree.unflatten(result_structure, [a.reshape(b.shape) for a, b in zip(arrays, results, strict=True)])
+
+    return run
+
+
+def loop_scan(
+    step: Callable[[Any, Any, Any, Any], tuple[Any, Any]], arguments: tuple, count: int, *_: Any
+) -> Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """Return what `loop_kernel` does, but by `lax.scan`, of all `count` steps."""
+
+    def run(nodes: PyTree, state: PyTree, xs: PyTree) -> tuple[PyTree, PyTree]:
+        return lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
+
+    return run
 
 
 def _rows(tree: PyTree[Shaped[Array, "..."]]) -> list[Shaped[Array, " 1"]]:
@@ -226,8 +204,8 @@ class Proof:
                 with jax.enable_x64(dtype == "float64"), jax.default_device(device):
                     tolerance = _PROOF_TOLERANCE * float(jnp.finfo(dtype).eps)
                     for loop, arguments in _loops_of_proof(dtype):
-                        ends = [jax.jit(functools.partial(loop, make))(*arguments) for make in (self.make, None)]
-                        for a, b in zip(*jax.device_get(ends), strict=True):
+                        ends = [jax.jit(functools.partial(loop, make))(*arguments) for make in (self.make, loop_scan)]
+                        for a, b in zip(*map(jax.tree.leaves, jax.device_get(ends)), strict=True):
                             if not np.allclose(a, b, rtol=tolerance, atol=tolerance):
                                 return f"in {dtype} a number is off by {np.max(np.abs(a - b)):.1e}"
         except Exception as error:  # a compiler or a driver can fail in any way
@@ -238,41 +216,34 @@ class Proof:
 _PROOF_TOLERANCE = 1e4  # units of rounding, which a few steps with exponentials and roots multiply
 
 
-def _loops_of_proof(dtype: str) -> Iterator[tuple[Callable[..., list[Array]], tuple]]:
+def _loops_of_proof(dtype: str) -> Iterator[tuple[Callable[..., PyTree], tuple]]:
     """Yield small loops over three blocks, the last of which is not full, with their arguments.
 
-    Each is a function of a maker of kernels, or None for `lax.scan`, and of its arguments. The first one has the
-    operations of a softmax, reads one row in every step and keeps one. In the second one blocks end at different steps.
+    Each is a function of `loop_kernel`, or of `loop_scan`, and of its arguments. The first one has the operations of a
+    softmax, reads one row in every step and keeps one. In the second one blocks end at different steps.
     """
     size, count, rng = 2 * BLOCK + 5, 3, np.random.default_rng(0)
 
     def draw(*shape: int) -> Array:
         return jnp.asarray(rng.standard_normal((*shape, size)), dtype)
 
-    def run(make: Any, step: Callable, arguments: tuple, count: int, *ending: Any) -> list[Array]:
-        nodes, state, xs = arguments
-        if make is None:
-            scan = lax.scan(lambda state, kx: step(kx[0], nodes, state, kx[1]), state, (jnp.arange(count), xs))
-            return jax.tree.leaves(scan)
-        return jax.tree.leaves(make(step, arguments, count, *ending)(*arguments))
-
-    def softmax(make: Any, shared: Array, *arguments: Any) -> list[Array]:
+    def softmax(make: Any, shared: Array, *arguments: Any) -> PyTree:
         def step(k: Any, matrix: Array, v: Array, x: Array) -> tuple[Array, Array]:
             scores = jnp.einsum("abn,bn->an", matrix, v) + shared[:, None] / (1.0 + k)
             shares = jnp.exp(scores - jnp.max(scores, 0))
             shares = shares / jnp.sum(shares, 0)
             return jnp.where(shares > 0.5, jnp.sqrt(shares), shares + x), shares[0]
 
-        return run(make, step, arguments, count)
+        return make(step, arguments, count)(*arguments)
 
-    def halvings(make: Any, *arguments: Any) -> list[Array]:
+    def halvings(make: Any, *arguments: Any) -> PyTree:
         def unfinished(z: Array) -> Array:
             return z[0] > 1
 
         def step(k: Any, nodes: Any, z: Array, x: Any) -> tuple[Array, None]:
             return jnp.where(unfinished(z) | (k < 1), z / 2, z), None
 
-        return run(make, step, arguments, 2 * count, unfinished, 1)
+        return make(step, arguments, 2 * count, unfinished, 1)(*arguments)
 
     yield softmax, (jnp.asarray(rng.standard_normal(2), dtype), draw(2, 2), draw(2), draw(count, 2))
     powers = 2.0 ** (np.arange(size) % 6 * (np.arange(size) >= BLOCK))  # the first block ends after one step

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -40,8 +41,7 @@ def _unstack(x: np.ndarray, axis: int) -> list[np.ndarray]:
     return [np.moveaxis(x, axis, 0)[k, ...] for k in range(x.shape[axis])]
 
 
-def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarray:
-    x, value = xs
+def _pad(x: np.ndarray, value: np.ndarray, padding_config: Sequence[tuple]) -> np.ndarray:
     for axis, (low, high, inner) in enumerate(padding_config):
         place = low + (1 + inner) * np.arange(x.shape[axis])
         side = max(0, low + high + x.shape[axis] + inner * max(0, x.shape[axis] - 1))
@@ -51,23 +51,21 @@ def _pad(xs: Sequence[np.ndarray], padding_config: Sequence[tuple]) -> np.ndarra
     return x
 
 
-# Operations that only rearrange entries of one array.
+# Operations that only rearrange entries.
 _ENTRY_MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
+    "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "copy": lambda x: x,
+    "pad": _pad,
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
     "rev": lambda x, dimensions: np.flip(x, dimensions),
     "slice": _slice,
     "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+    "stack": lambda *xs, axis: np.stack(xs, axis),
     "tile": lambda x, reps: np.tile(x, reps),
     "transpose": lambda x, permutation: x.transpose(permutation),
     "unstack": _unstack,
-}
-_ENTRY_JOINS: dict[str, Callable[..., np.ndarray]] = {
-    "concatenate": lambda xs, dimension: np.concatenate(xs, dimension),
-    "pad": _pad,
-    "stack": lambda xs, axis: np.stack(xs, axis),
 }
 _ELEMENTWISE = set(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type cos cosh
@@ -104,23 +102,27 @@ Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Seq
 Equation: TypeAlias = Any  # a `jex.JaxprEqn`; its own types leave out that its variables have shapes
 
 
-class _Shared(NamedTuple):
-    """A large array that all nodes share, such as a law of many atoms; it is split only where entries are needed."""
+class _Array(NamedTuple):
+    """A value (...) that all nodes share, or (..., N) with one at each node."""
 
-    value: Shaped[ArrayLike, "..."]
+    value: Shaped[Any, "..."]
+    varies: bool
 
 
 class _Entries(NamedTuple):
-    """Values as object arrays of their entries, with a cache so that no entry is computed twice."""
+    """Values as object arrays of their entries, with a cache so that no entry is computed twice.
+
+    A large array that all nodes share, such as a law of many atoms, is split only where entries are needed.
+    """
 
     size: int
     cache: dict[Any, tuple[Any, tuple]]  # results and their operands, which must live as long as their ids are keys
 
-    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Shared:
-        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Shared(constant)
+    def lift(self, constant: Shaped[ArrayLike, "..."]) -> np.ndarray | _Array:
+        return _split(constant, 0) if np.size(constant) <= _MOST_SPLIT else _Array(constant, False)
 
-    def entries(self, x: np.ndarray | _Shared) -> np.ndarray:
-        return _split(x.value, 0) if isinstance(x, _Shared) else x
+    def entries(self, x: np.ndarray | _Array) -> np.ndarray:
+        return _split(x.value, 0) if isinstance(x, _Array) else x
 
     def cached(self, key: tuple, ops: tuple, make: Callable[[], Any]) -> Any:
         """Return the result of the operation `key` on entries; it is made only once."""
@@ -135,21 +137,25 @@ class _Entries(NamedTuple):
         return o if np.shape(o) == size else self.cached(("spread",), (o,), lambda: lax.broadcast(jnp.asarray(o), size))
 
     def apply(self, eqn: Equation, xs: list[Any]) -> list[Any]:
-        is_shared = [isinstance(x, _Shared) for x in xs]
-        if not any(is_shared) or any(np.ndim(e) for x, s in zip(xs, is_shared, strict=True) if not s for e in x.flat):
-            return _apply(eqn, [self.entries(x) for x in xs], self)
-        values = [
-            x.value if s else _join(x, (), v.aval.dtype) for x, s, v in zip(xs, is_shared, eqn.invars, strict=True)
-        ]
-        outs = eqn.primitive.bind(*values, **eqn.params)
-        return [self.lift(o) for o in (outs if eqn.primitive.multiple_results else [outs])]
+        if any(isinstance(x, _Array) for x in xs) and not any(map(_varies, xs)):
+            return [self.lift(o.value) for o in self.apply_whole(eqn, xs)]
+        return _apply(eqn, [self.entries(x) for x in xs], self)
+
+    def apply_whole(self, eqn: Equation, xs: list[Any]) -> list[_Array]:
+        """Apply an operation to whole arrays; one without operands is known."""
+
+        def whole(x: np.ndarray | _Array, dtype: DTypeLike) -> _Array:
+            varies = _varies(x)
+            return x if isinstance(x, _Array) else _Array(_join(x, (self.size,) if varies else (), dtype), varies)
+
+        arrays = [whole(x, v.aval.dtype) for x, v in zip(xs, eqn.invars, strict=True)]
+        with nullcontext() if xs else jax.ensure_compile_time_eval():
+            return _Arrays(self.size).apply(eqn, arrays)
 
 
-class _Array(NamedTuple):
-    """A value (...) that all nodes share, or (..., N) with one at each node."""
-
-    value: Shaped[Array, "..."]
-    varies: bool
+def _varies(x: np.ndarray | _Array) -> bool:
+    """Return whether a value differs from node to node."""
+    return x.varies if isinstance(x, _Array) else any(np.ndim(entry) for entry in x.flat)
 
 
 class _Arrays(NamedTuple):
@@ -236,7 +242,7 @@ def operations(program: jex.ClosedJaxpr | jex.Jaxpr) -> float:
         elif name == "dot_general":
             (summed, _), _ = eqn.params["dimension_numbers"]
             count += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(eqn.invars[0].aval.shape[a] for a in summed)
-        elif name not in _ENTRY_MOVES | _ENTRY_JOINS and name != "iota":
+        elif name not in _ENTRY_MOVES and name != "iota":
             return math.inf
     return count
 
@@ -268,10 +274,7 @@ def _split(array: Shaped[ArrayLike, "..."], batch_axes: int) -> np.ndarray:
     array = jnp.asarray(array)
     shape = array.shape[: array.ndim - batch_axes]
     flat = lax.reshape(array, (math.prod(shape), *array.shape[array.ndim - batch_axes :]))
-    entries = np.empty(len(flat), dtype=object)
-    for k in range(len(flat)):
-        entries[k] = lax.index_in_dim(flat, k, keepdims=False)
-    return entries.reshape(shape)
+    return np.fromiter(_slices(flat, 0), object, len(flat)).reshape(shape)
 
 
 def _bind(nodes: _Entries, name: str, operation: Callable[..., Any], *ops: Any, key: Any = ()) -> Any:
@@ -330,10 +333,8 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
     name, params = eqn.primitive.name, eqn.params
     shape = eqn.outvars[0].aval.shape
     if name in _ENTRY_MOVES:
-        outs = _ENTRY_MOVES[name](xs[0], **params)
+        outs = _ENTRY_MOVES[name](*xs, **params)
         return outs if eqn.primitive.multiple_results else [outs]
-    if name in _ENTRY_JOINS:
-        return [_ENTRY_JOINS[name](xs, **params)]
     if name in _FOLDS:
         free = [a for a in range(xs[0].ndim) if a not in params["axes"]]
         rows = xs[0].transpose(*free, *params["axes"]).reshape(*shape, -1)
@@ -346,7 +347,7 @@ def _apply(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndar
         operation = functools.partial(eqn.primitive.bind, **params)
         key = tuple((k, str(v)) for k, v in params.items() if v is not None)
         return [_fill(shape, lambda i: _bind(nodes, name, operation, *[x[i] for x in xs], key=key))]
-    return _by_vmap(eqn, xs, nodes)
+    return [_split(o.value, int(o.varies)) for o in nodes.apply_whole(eqn, xs)]  # a sort, a loop, a gather, ...
 
 
 def _fill(shape: tuple[int, ...], entry: Callable[[tuple[int, ...]], Any]) -> np.ndarray:
@@ -373,21 +374,6 @@ def _cast(nodes: _Entries, entries: np.ndarray, dtype: DTypeLike, index: tuple[i
     if entry.dtype == dtype:
         return entry
     return _bind(nodes, "cast", functools.partial(lax.convert_element_type, new_dtype=dtype), entry, key=dtype)
-
-
-def _by_vmap(eqn: Equation, xs: list[np.ndarray], nodes: _Entries) -> list[np.ndarray]:
-    """Apply any other operation (a sort, a loop, a gather, ...), batched by jax over operands that differ by node."""
-    run = functools.partial(eqn.primitive.bind, **eqn.params)
-    axes = [-1 if any(np.ndim(e) for e in x.flat) else None for x in xs]
-    arrays = [_join(x, (nodes.size,) if a else (), v.aval.dtype) for x, a, v in zip(xs, axes, eqn.invars, strict=True)]
-    if -1 in axes:
-        outs = jax.vmap(run, in_axes=tuple(axes), out_axes=-1)(*arrays)
-    elif xs:
-        outs = run(*arrays)
-    else:
-        with jax.ensure_compile_time_eval():
-            outs = run()
-    return [_split(o, int(-1 in axes)) for o in (outs if eqn.primitive.multiple_results else [outs])]
 
 
 # The most common of `_ENTRY_MOVES`, for arrays with the node axis last; the second argument is the new shape (..., N).

@@ -27,13 +27,13 @@ from jax import export
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import PyTree
 
-from .errors import InputError
+from .arrays import ARRAYS
+from .errors import InputError, is_concrete, is_tracing
 from .files import make_private, packed, unpacked, write_whole
 from .kernels import kernels_in_use
 from .saved import as_json, from_json, is_own, name_of, own_class
 
 _LOCK = threading.Lock()
-_ARRAYS = jax.Array, np.ndarray, np.generic
 _LOOK_INSIDE = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")  # jax then runs a function step by step
 _SETTINGS = (
     *_LOOK_INSIDE,
@@ -132,9 +132,9 @@ def default_device() -> jax.Device:
 def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a module-level function as by `eqx.filter_jit`, with the traced program shared by the cache folder.
 
-    One process traces the program for all. Calls must be outside `jit`. The function is plain `eqx.filter_jit` if no
-    folder is set, for types of other libraries, on several devices, on a device whose platform is not jax's default,
-    and if jax does not store the program: on a GPU it does not store eigenvalues of matrices that are not symmetric.
+    One process traces the program for all. The function is plain `eqx.filter_jit` while jax traces, if no folder is
+    set, for types of other libraries, on several devices, on a device whose platform is not jax's default, and if jax
+    does not store the program: on a GPU it does not store eigenvalues of matrices that are not symmetric.
 
     Args:
         options: options of `jax.jit`.
@@ -142,11 +142,13 @@ def stored_program(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]
     jitted, programs = eqx.filter_jit(fn, **options), {}
 
     def call(*args: PyTree) -> PyTree:
-        arrays, static = eqx.partition(args, lambda a: isinstance(a, _ARRAYS))
+        if Traced.folder is None or is_tracing() or not is_concrete(args):
+            return jitted(*args)
+        arrays, static = eqx.partition(args, lambda a: isinstance(a, ARRAYS))
         (leaves, tree), (constants, static_tree) = map(jax.tree.flatten, (arrays, static))
         devices, jax_settings = {d for a in leaves if isinstance(a, jax.Array) for d in a.devices()}, settings()
         on_default_device = [d.platform for d in devices] == [default_device().platform] == [jax.default_backend()]
-        if Traced.folder is None or not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
+        if not on_default_device or any(jax_settings[name] == "True" for name in _LOOK_INSIDE):
             return jitted(*args)
         shapes = ((a.shape, str(a.dtype)) for a in leaves)
         context = (jax.default_backend(), kernels_in_use(), *jax_settings.values(), *shapes)
@@ -227,7 +229,7 @@ def described(tree: PyTree) -> Any:
     """
 
     # An array in a static field is no leaf: it stays, and is refused.
-    structure = jax.tree.map(lambda a: 0 if isinstance(a, _ARRAYS) else a, tree)
+    structure = jax.tree.map(lambda a: 0 if isinstance(a, ARRAYS) else a, tree)
     return as_json(structure, lambda value, place: {"name": _own_name(value)}, _own_name, "")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Shaped
 
-from .arrays import Number
+from .arrays import ARRAYS, Number
 from .errors import require_kind
 from .files import write_whole
 from .saved import load, pack
@@ -47,7 +47,6 @@ WORDS = {
 }
 Row = tuple[str, ...]
 T = TypeVar("T")
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
 Numbers: TypeAlias = Shaped[ArrayLike, "..."] | Sequence  # what `numpy.asarray` makes an array of numbers
 
 
@@ -168,7 +167,7 @@ def _is_known(leaf: Any) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """Return whether two results, or parts of them, are equal; NaN equals NaN, and arrays have the same dtype."""
-    if isinstance(a, _ARRAYS) and isinstance(b, _ARRAYS):
+    if isinstance(a, ARRAYS) and isinstance(b, ARRAYS):
         x, y = np.asarray(a), np.asarray(b)
         return x.dtype == y.dtype and np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
     if type(a) is not type(b):
@@ -246,7 +245,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (eqx.Module, Mapping)):
         fields = value if isinstance(value, Mapping) else vars(value)
         return {name: plain(item) for name, item in fields.items()}
-    return np.asarray(value).tolist() if isinstance(value, _ARRAYS) else value
+    return np.asarray(value).tolist() if isinstance(value, ARRAYS) else value
 
 
 def table(rows: Iterable[Sequence[Any]]) -> str:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import VERSION
-from .arrays import AnyArray
+from .arrays import ARRAYS, AnyArray
 from .errors import InputError
 from .files import packed, unpacked
 
@@ -139,15 +139,15 @@ def pack(result: Any) -> bytes:
     arrays: dict[str, np.ndarray] = {}
 
     def leaf(value: Any, place: str) -> Any:
-        if isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype.kind in "biufcU":
+        if isinstance(value, ARRAYS) and value.dtype.kind in "biufcU":
             arrays[place] = np.asarray(value)
             return {"array": place, "jax": isinstance(value, jax.Array)}
         raise InputError("result", f"must consist of numbers, texts and arrays to be saved, got {value!r} in {place}")
 
-    code_of = _CodeOf()
+    codes: dict[Any, str] = {}
 
     def mark(node: Any) -> dict[str, str]:
-        return {"code": code} if (code := code_of(node)) else {}
+        return {"code": code} if (code := _code_of(node, codes)) else {}
 
     tree = as_json(result, leaf, name_of, type(result).__name__, mark)
     return packed({"version": VERSION, "jax": _jax(), "result": tree}, arrays)
@@ -158,28 +158,26 @@ def _jax() -> str:
     return f"{jax.__version__}, {jnp.result_type(float)}"
 
 
-class _CodeOf:
-    """The hash of what a module of the user's computes, by its `identity_text`; empty if there is no such text.
+def _code_of(module: Any, known: dict[Any, str]) -> str:
+    """Return the hash of what a module of the user's computes, by its `identity_text`; empty if there is no such text.
 
     The text depends on the class, the shapes and the static fields, and not on the numbers. It is made once for all
     modules of a file that share these, because it takes about a second.
+
+    Args:
+        known: the hashes of the file by what they depend on; a new one is added.
     """
-
-    def __init__(self) -> None:
-        self.known: dict[Any, str] = {}
-
-    def __call__(self, module: Any) -> str:
-        parts = jax.tree.leaves(module, is_leaf=lambda part: part is not module and isinstance(part, eqx.Module))
-        modules = [module, *(part for part in parts if isinstance(part, eqx.Module))]
-        if not hasattr(type(module), "identity_text") or all(is_own(name_of(type(part))) for part in modules):
-            return ""
-        leaves, structure = jax.tree.flatten(module)
-        key = structure, tuple((np.shape(a), str(getattr(a, "dtype", type(a)))) for a in leaves)
-        if key not in self.known:
-            self.known[key] = ""
-            with contextlib.suppress(Exception):  # a gradient is an object of the model's class with other parts
-                self.known[key] = hashlib.sha256(module.identity_text().encode()).hexdigest()
-        return self.known[key]
+    parts = jax.tree.leaves(module, is_leaf=lambda part: part is not module and isinstance(part, eqx.Module))
+    modules = [module, *(part for part in parts if isinstance(part, eqx.Module))]
+    if not hasattr(type(module), "identity_text") or all(is_own(name_of(type(part))) for part in modules):
+        return ""
+    leaves, structure = jax.tree.flatten(module)
+    key = structure, tuple((np.shape(a), str(getattr(a, "dtype", type(a)))) for a in leaves)
+    if key not in known:
+        known[key] = ""
+        with contextlib.suppress(Exception):  # a gradient is an object of the model's class with other parts
+            known[key] = hashlib.sha256(module.identity_text().encode()).hexdigest()
+    return known[key]
 
 
 def load(path: Path | str) -> Any:
@@ -198,7 +196,7 @@ def load(path: Path | str) -> Any:
     if "result" not in about:
         raise refusal
 
-    changed, rounded, code_of = set[str](), set[str](), _CodeOf()
+    changed, rounded, codes = set[str](), set[str](), dict[Any, str]()
 
     def leaf(value: Any) -> AnyArray:
         array = arrays[value["array"]]
@@ -210,7 +208,7 @@ def load(path: Path | str) -> Any:
         return jnp.asarray(array, dtype)
 
     def check_code(node: Any, written: dict[str, Any]) -> None:
-        if "code" in written and about.get("jax") == _jax() and code_of(node) != written["code"]:
+        if "code" in written and about.get("jax") == _jax() and _code_of(node, codes) != written["code"]:
             changed.add(type(node).__name__)
 
     result = from_json(about["result"], leaf, _class_named, check_code)

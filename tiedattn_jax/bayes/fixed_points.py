@@ -197,8 +197,8 @@ def check_bayes(model: Model, purpose: str = "the Bayes-optimal learner", **kind
         model: a layer and its data.
         purpose, kind: what else a computation needs, as in `needs`.
     """
-    provides = {"target": "for the Bayes-optimal learner"}
-    needs(model, purpose, even=False, provides=provides, ridge_only=True, **kind)
+    needs(model, purpose, even=False, **kind)
+    check_provides(model, "target", "for the Bayes-optimal learner")
     _check_preimages(model)
     if is_concrete(model):
         with with_values():

@@ -173,7 +173,7 @@ def needs_span(model: Model, purpose: str) -> Model:
     Raises:
         InputError: as `needs`, whose message says `purpose`.
     """
-    return needs(model, purpose, smooth=True, ridge_only=True, independent=True, orthogonal=True, same=("gamma",))
+    return needs(model, purpose, smooth=True, independent=True, orthogonal=True, same=("gamma",))
 
 
 def checked_run(

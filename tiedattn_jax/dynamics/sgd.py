@@ -272,7 +272,7 @@ def sgd(
         InputError: eta or until is not positive, or kappa negative; the model has a penalty, or a loss with kinks; no
             student has the overlaps of the start, or `nodes` other replicates; or another argument is not as described.
     """
-    model = needs(model, "one-pass SGD", even=False, smooth=True, ridge_only=True)
+    model = needs(model, "one-pass SGD", even=False, smooth=True)
     eta, kappa, until = numbers = checked_run(model, eta, kappa, until, points, steps)
     if steps is not None and (steps & (steps - 1) or steps > _MOST * 16):
         raise InputError("steps", f"must be a power of two up to {_MOST * 16}, got steps={steps}")

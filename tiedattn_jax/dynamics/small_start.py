@@ -184,7 +184,7 @@ def _rule(model: Model, nodes: AnyNodes) -> Rule:
 
 def _check(model: Model) -> Model:
     """Check that the closed form holds for `model`, see `small_start`; return it as `check` does."""
-    model = needs(model, "small starts", smooth=True, ridge_only=True, independent=True, orthogonal=True)
+    model = needs(model, "small starts", smooth=True, independent=True, orthogonal=True)
     if not is_concrete(model):
         return model
     with with_values():

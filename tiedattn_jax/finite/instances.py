@@ -355,7 +355,7 @@ def _instances(
     sentences: int,
     keys: Key[Array, " K"],
 ) -> list[Instance]:
-    """Return the instances of some keys, which are drawn and run together; the arguments are those of `run_instances`."""
+    """Return the instances of some keys, which run together; the arguments are those of `run_instances`."""
 
     def outcome_of(key: PRNGKeyArray) -> dict[str, Any]:
         """Draw, run, finish if needed and measure one instance."""

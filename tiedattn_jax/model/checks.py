@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import itertools
-import operator
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -38,9 +36,9 @@ from ..base.errors import (
     with_values,
     within,
 )
-from .kinks import bounded, check_kinks
+from .kinks import SIZES, bounded, check_kinks
 from .law import SpectralLaw, TokenClassMixture
-from .model import Model, require_fields, require_no_closures
+from .model import Model, one_kind, require_fields, require_no_closures
 from .penalties import penalty_conditions
 
 _SAME = 1e-6  # relative difference below which atoms agree
@@ -71,24 +69,20 @@ def needs(
     purpose: str,
     *,
     even: bool = True,
-    provides: Mapping[str, str] | None = None,
     float64: bool = False,
     smooth: bool = False,
-    ridge_only: bool = False,
     independent: bool = False,
     orthogonal: bool = False,
     same: tuple[str, ...] = (),
 ) -> Model:
-    """Check a model, and that it is of the kind that a computation takes; return it as `check` does.
+    """Check a model without a penalty, and that it is of the kind that a computation takes; return it as `check` does.
 
     Args:
         model: a layer and its data.
         purpose: name of the computation, which messages say.
         even: as in `check`.
-        provides: optional methods that the model must have written, each with what it is for.
         float64: whether numbers must be in double precision.
         smooth: whether the loss must have no kinks.
-        ridge_only: whether there must be no penalty besides the ridge.
         independent: whether tokens must have no classes.
         orthogonal: whether the teacher must be orthogonal to the encodings.
         same: names of arrays of the law that must be the same at all atoms of positive weight: "gamma", so that every
@@ -98,20 +92,18 @@ def needs(
         InputError: as `check`; or the model is of another kind. The message says what it must be, and `purpose`.
     """
     model = check(model, even=even)
-    for method, reason in (provides or {}).items():
-        check_provides(model, method, reason)
-    if float64 and model.lam.dtype != jnp.float64:
-        text = f"must be in float64 for {purpose}: use jax.config.update('jax_enable_x64', True)"
-        raise InputError("model", f"{text}, got {model.lam.dtype}")
-    if smooth and model.nonsmooth:
-        raise InputError("model", f"must have a loss without kinks for {purpose}, got {type(model).__name__}")
-    if ridge_only and model.penalty is not None:
-        raise InputError("model", f"must have no penalty besides the ridge for {purpose}, got {model.penalty!r}")
-    if not (independent or orthogonal or same):
-        return model
-    law = model.law()
-    if independent and law.sentences is not None:
-        raise InputError("model", f"must have tokens without classes for {purpose}, got a law with sentences")
+    with with_values() if is_concrete(model) else nullcontext():
+        law = model.law()
+    dtype, penalty = model.lam.dtype, model.penalty
+    to_double = ": use jax.config.update('jax_enable_x64', True)"
+    for is_other, requirement, advice, actual in (
+        (float64 and dtype != jnp.float64, "be in float64", to_double, dtype),
+        (smooth and model.nonsmooth, "have a loss without kinks", "", type(model).__name__),
+        (penalty is not None, "have no penalty besides the ridge", "", repr(penalty)),
+        (independent and law.sentences is not None, "have tokens without classes", "", "a law with sentences"),
+    ):
+        if is_other:
+            raise InputError("model", f"must {requirement} for {purpose}{advice}, got {actual}")
     if same and len(law.weights) > 1:
         requirement = f"a model whose covariances have one eigenvalue each for {purpose}"
         require(is_concrete(law), "model", f"{len(law.weights)} atoms", requirement)
@@ -120,12 +112,15 @@ def needs(
                 values = np.asarray(getattr(law, name))[np.asarray(law.weights) > 0]
                 requirement = f"the same at all atoms of positive weight, with one eigenvalue each for {purpose}"
                 require(np.ptp(values, 0) <= _SAME * np.abs(values[0]), f"law.{name}", values, requirement)
-    if orthogonal:
-        with with_values() if is_concrete(model) else nullcontext():
-            cross = on_host(model.law().cross)
-        requirement = f"zero, a teacher orthogonal to the encodings, for {purpose}"
-        return within(model, settle([Condition(abs(cross) < _OVERLAP, "law.cross", cross, requirement)]))
-    return model
+    if not orthogonal:
+        return model
+    cross = on_host(law.cross)
+    requirement = f"zero, a teacher orthogonal to the encodings, for {purpose}"
+    return within(model, settle([Condition(abs(cross) < _OVERLAP, "law.cross", cross, requirement)]))
+
+
+# Models that passed their whole check, by identity and `even`; a model does not change, and a check takes 31 ms.
+_passed: weakref.WeakValueDictionary[tuple[int, bool], Model] = weakref.WeakValueDictionary()
 
 
 def check(model: Model, *, even: bool = True) -> Model:
@@ -159,6 +154,8 @@ def check(model: Model, *, even: bool = True) -> Model:
     if isinstance(getattr(model, "lam", None), (np.ndarray, jax.Array)):
         require_precision(model.lam.dtype, "lam")
     values = model if is_concrete(model) else lax.stop_gradient(model)  # known even while jax differentiates
+    if _passed.get((id(model), even)) is model:
+        return model
     if not is_concrete(values):
         traced = settle(_conditions(values, even))
         require_no_closures(values)
@@ -167,6 +164,7 @@ def check(model: Model, *, even: bool = True) -> Model:
     with with_values(), jax.default_device(jax.local_devices(backend="cpu")[0]):
         _check_fields(values)
         settle(_conditions(jax.tree.map(jnp.asarray, jax.device_get(values)), even))
+    _passed[id(model), even] = model
     return model
 
 
@@ -237,13 +235,14 @@ def _law_conditions(model: Model) -> Iterator[Condition]:
     K = np.shape(law.weights)[:1] or (1,)
     S, J = L, L
     if law.sentences is not None:
-        S, J = _sizes_of_sentences(law.sentences, L)
-        yield from _sentence_conditions(law.sentences)
+        yield from _sentence_conditions(law.sentences, L)
+        S = int(np.max(law.sentences.classes)) + 1
+        J = L + S
     shapes = {"weights": K, "gamma": (*K, S), "tau": (*K, J, J), "pi": (*K, t, t), "cross": (*K, J, t)}
-    needs_means = model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None
-    means = law.means if needs_means else ()
-    mean_shapes = {"tau_mean": (*K, J), "pi_mean": (*K, t)} if needs_means else {}
-    for name, shape in (shapes | mean_shapes).items():
+    if model.penalty is not None or law.tau_mean is not None or law.pi_mean is not None:
+        assert law.means  # raises an error unless there are both
+        shapes |= {"tau_mean": (*K, J), "pi_mean": (*K, t)}
+    for name, shape in shapes.items():
         value = getattr(law, name)
         if not isinstance(value, (np.ndarray, jax.Array)):
             text = f"must be an array, got one of {type(value)}: write jnp.asarray({name}, float)"
@@ -257,7 +256,7 @@ def _law_conditions(model: Model) -> Iterator[Condition]:
         if value.dtype.kind == "f" and value.dtype.itemsize > model.lam.dtype.itemsize:
             raise InputError(f"law().{name}", f"must be {model.lam.dtype} like lam, got {value.dtype}")
     xp: Any = np if is_concrete(law) else jnp
-    weights, gamma, tau, pi, cross = (xp.asarray(getattr(law, name), float) for name in shapes)
+    weights, gamma, tau, pi, cross, *means = (xp.asarray(getattr(law, name), float) for name in shapes)
     rounding = 100 * float(jnp.finfo(model.lam.dtype).eps)
     is_distribution = (abs(weights.sum() - 1) < rounding) & (weights >= 0)
     yield Condition(is_distribution, "law().weights", weights, "shares >= 0 that sum to one")
@@ -268,7 +267,7 @@ def _law_conditions(model: Model) -> Iterator[Condition]:
     problem = "must have [[tau, cross], [cross^T, pi]] symmetric and positive semidefinite"
     yield Condition(is_symmetric & eigenvalues_exceed(moments, -rounding * size), "law()", problem=problem)
     if means:
-        mean = xp.concatenate([xp.asarray(a, float) for a in means], 1)
+        mean = xp.concatenate(means, 1)
         rest = moments - mean[:, :, None] * mean[:, None]
         problem = "must have second moments that are no smaller than those of its means alone"
         yield Condition(eigenvalues_exceed(rest, -rounding * size), "law()", problem=problem)
@@ -277,22 +276,16 @@ def _law_conditions(model: Model) -> Iterator[Condition]:
     yield Condition(eigenvalues_exceed(rho, 0.0), "rho", rho, requirement)
 
 
-def _sizes_of_sentences(sentences: Any, L: int) -> tuple[int, int]:
-    """Check the kinds of sentences; return the number of classes S, and that of vectors in the law, L + S."""
-    require_kind(
-        sentences, "law().sentences", TokenClassMixture, "TokenClassMixture.of({(0, 0): 0.5, (1, 1): 0.5}), or None"
-    )
-    classes = np.asarray(sentences.classes)
-    S = int(classes.max()) + 1
-    requirement = f"the classes of {L} tokens for every kind of sentence, each of 0 to {S - 1} somewhere"
-    valid = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(S))
+def _sentence_conditions(sentences: Any, L: int) -> Iterator[Condition]:
+    """Yield the conditions on the kinds of sentences of L tokens."""
+    example = "TokenClassMixture.of({(0, 0): 0.5, (1, 1): 0.5}), or None"
+    require_kind(sentences, "law().sentences", TokenClassMixture, example)
+    classes, weights = np.asarray(sentences.classes), on_host(sentences.weights)
+    last = int(classes.max())
+    requirement = f"the classes of {L} tokens for every kind of sentence, each of 0 to {last} somewhere"
+    valid = classes.ndim == 2 and classes.shape[1] == L and np.array_equal(np.unique(classes), np.arange(last + 1))
     require(valid, "law().sentences.classes", sentences.classes, requirement)
-    return S, L + S
-
-
-def _sentence_conditions(sentences: TokenClassMixture) -> Iterator[Condition]:
-    weights = on_host(sentences.weights)
-    valid = (weights.shape == (len(sentences.classes),)) & (weights > 0) & (abs(weights.sum() - 1) < 1e-5)
+    valid = (weights.shape == (len(classes),)) & (weights > 0) & (abs(weights.sum() - 1) < 1e-5)
     yield Condition(valid, "law().sentences.weights", weights, "shares > 0 of the kinds that sum to one")
 
 
@@ -347,54 +340,42 @@ def _computed(model: Model, name: str, function: Callable[..., Any], *fields: Fl
 
 @eqx.filter_jit
 @precise
-def _losses(
-    model: Model,
-    rotation: Float[Array, "r r"] | None,
-    Z: Float[Array, "L r"],
-    Y: Float[Array, "L t"],
-    *noise: Float[Array, "L noise"],
-) -> tuple[Any, ...]:
-    """Return the loss, and its values for Z rotated, Z mirrored, Y mirrored, and Y and the noise mirrored.
-
-    Without a `rotation` the second value is the loss itself.
-    """
-    fields = [(Z, Y, *noise), (-Z, Y, *noise), (Z, -Y, *noise)]
-    if noise:
-        fields.append((Z, -Y, *(-a for a in noise)))
-    values = tuple(model.loss(*arguments) for arguments in fields)
-    rotated = values[0] if rotation is None else model.loss(Z @ rotation, Y, *noise)
-    if isinstance(values[0], jax.Array) and values[0].shape == () and jnp.issubdtype(values[0].dtype, jnp.floating):
-        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, Y, *noise)), Z)  # raises if there is no Hessian
-    return values[0], rotated, *values[1:]
+def _losses(model: Model, *fields: Float[Array, "probes L _"]) -> tuple[Any, Any]:
+    """Return what `loss` returns for the first fields, and for all; it must have a second derivative."""
+    values = jax.vmap(model.loss)(*fields)
+    if isinstance(values, jax.Array) and values.ndim == 1 and jnp.issubdtype(values.dtype, jnp.floating):
+        Z, *labels = (a[0] for a in fields)
+        jax.eval_shape(jax.hessian(lambda Z: model.loss(Z, *labels)), Z)  # raises if there is no Hessian
+    return jax.tree.map(lambda a: a[0], values), values
 
 
 def _function_conditions(model: Model, even: bool) -> Iterator[Condition]:
-    L, r, t = model.shape
+    (L, r, t), dtype = model.shape, model.lam.dtype
     rng, concrete = np.random.default_rng(0), is_concrete(model)
-    widths = (r, t, model.noise) if model.noise else (r, t)
-    Z, *labels = (jnp.asarray(rng.standard_normal((L, k)), model.lam.dtype) for k in widths)
+    draws = [rng.standard_normal((L, k)) for k in ((r, t, model.noise) if model.noise else (r, t))]
+    Z, *labels = (jnp.asarray(a, dtype) for a in draws)
     if even and concrete:
         _check_exchange(model, Z, *labels)
-    sentences = model.law().sentences
-    model = model if sentences is None else model.condition_on(sentences.kinds[0])
-    rotation = None
-    if len(model.generators):
-        tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
-        rotation = jnp.asarray(np.linalg.solve(np.eye(r) - tangent, np.eye(r) + tangent), Z.dtype)
-    values = _computed(model, "loss", partial(_losses, model, rotation), Z, *labels)
-    value, rotated, *mirrored = map(on_host, values)
-    is_real = value.dtype.kind in "iuf" and value.shape == ()
-    problem = f"must return a finite real scalar, got {values[0]!r}: see Model.loss"
-    yield Condition(abs(value) < np.inf if is_real else False, "loss", problem=problem)
-    unchanged = [abs(a - value) <= 1e-8 + 1e-3 * abs(value) for a in (rotated, *mirrored)]
+    model, eye = one_kind(model), np.eye(r)
+    tangent = np.tensordot(rng.standard_normal(len(model.generators)), model.generators, 1)
+    rotation = np.linalg.solve(eye - tangent, eye + tangent)
+    # Each probe multiplies Z by a matrix, and Y and the noise by a number.
+    probes = [(eye, 1, 1), (rotation, 1, 1), (-eye, 1, 1), (eye, -1, 1), (eye, -1, -1)]
+    turns, *signs = zip(*probes, *((size * eye, 1, 1) for size in SIZES), strict=True)
+    fields = [jnp.asarray(a, dtype) for a in (draws[0] @ np.array(turns), *map(np.multiply.outer, signs, draws[1:]))]
+    first, values = _computed(model, "loss", lambda *_: _losses(model, *fields), Z, *labels)
+    is_real = isinstance(first, jax.Array) and first.shape == () and first.dtype.kind in "iuf"
+    problem = f"must return a finite real scalar, got {first!r}: see Model.loss"
+    yield Condition(abs(on_host(first)) < np.inf if is_real else False, "loss", problem=problem)
+    value, *others = on_host(values)
+    is_rotated, *is_mirrored = (abs(a - value) <= 1e-8 + 1e-3 * abs(value) for a in others[: -len(SIZES)])
     if even:
         problem = "must be even in Z and in Y for a branch by name: use branch=None with a start"
-        is_even = unchanged[1] & functools.reduce(operator.or_, unchanged[2:])
-        yield Condition(is_even, "loss", problem=problem)
+        yield Condition(is_mirrored[0] & (is_mirrored[1] | is_mirrored[2]), "loss", problem=problem)
     argument = "rotation_invariant" if model.rotation_invariant else "generators"
     problem = "must be left out for a loss that changes when the columns of Z are rotated"
-    yield Condition(unchanged[0], argument, problem=problem)
-    yield bounded(model, Z, labels)
+    yield Condition(is_rotated, argument, problem=problem)
+    yield bounded(others[-len(SIZES) :])
     if concrete:
         check_kinks(model, labels)
     for name, fields in {"student": [Z], "target": labels}.items():

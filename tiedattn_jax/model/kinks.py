@@ -8,6 +8,9 @@ have to be looked for, see `Model.nonsmooth`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,13 +18,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..base.arrays import precise
-from ..base.errors import Condition, InputError, is_concrete, on_host
+from ..base.errors import Condition, InputError, is_concrete
 from .model import Model
 
 _LINES = 4  # number of random lines
 _POINTS = 257  # places on a line; each zoom divides an interval into one less
 _LENGTH = 4.0  # half of the length of a line, in units of the fields at which the loss bends
-_SIZES = 1e2, 1e3  # factors of the fields between which a loss may fall like a square, but not faster
+SIZES = 1e2, 1e3  # factors of the fields between which a loss may fall like a square, but not faster
 _FASTER = 5.0  # ratio of loss / |Z|^2 at these sizes that counts as faster; that of a cubic loss is 10
 
 
@@ -72,20 +75,17 @@ def kink(model: Model, labels: list[Float[Array, "L _"]], sign: int) -> tuple[fl
     return float(jump[k]), lines[0, k] + low[k] * lines[1, k]
 
 
-@eqx.filter_jit
-@precise
-def _at_sizes(model: Model, Z: Float[Array, "L r"], *labels: Float[Array, "L _"]) -> Float[Array, " sizes"]:
-    """Return loss / size^2 for fields that are multiples of Z."""
-    return jnp.stack([model.loss(size * Z, *labels) / size**2 for size in _SIZES])
+def bounded(losses: Sequence[Any]) -> Condition:
+    """Return the condition that the loss falls no faster than a square, so that it has a proximal operator.
 
-
-def bounded(model: Model, Z: Float[Array, "L r"], labels: list[Float[Array, "L _"]]) -> Condition:
-    """Return the condition that the loss falls no faster than a square, so that it has a proximal operator."""
-    small, large = on_host(_at_sizes(model, Z, *labels))
-    values = [f"{v * size**2:.3g}" for v, size in zip((small, large), _SIZES, strict=True) if is_concrete(v)]
-    text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {', '.join(values)} for fields of"
+    Args:
+        losses: the loss at fields of the `SIZES`.
+    """
+    small, large = (loss / size**2 for loss, size in zip(losses, SIZES, strict=True))
+    values = ", ".join(f"{loss:.3g}" for loss in losses if is_concrete(loss))
+    text = f"must not fall faster than -|Z|^2, or it has no proximal operator, got {values} for fields of"
     is_bounded = (small >= 0) | (large >= _FASTER * small)
-    return Condition(is_bounded, "loss", problem=f"{text} size {_SIZES[0]:g}, {_SIZES[1]:g}")
+    return Condition(is_bounded, "loss", problem=f"{text} size {SIZES[0]:g}, {SIZES[1]:g}")
 
 
 def check_kinks(model: Model, labels: list[Float[Array, "L _"]]) -> None:

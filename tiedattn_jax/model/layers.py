@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
@@ -108,53 +109,46 @@ class AttentionLayer(Model):
         if dtype is None and isinstance(lam, jax.Array) and jnp.issubdtype(lam.dtype, jnp.floating):
             dtype = lam.dtype
         dtype = float_dtype(dtype)
-        values: dict[str, Any] = self._extra_fields(extra_fields, dtype)
-        values |= {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype), "rank": rank}
-        A = values["mixing"] = as_array(self.default_mixing if mixing is None else mixing, "mixing", dtype)
+        values = {**self._with_defaults(extra_fields), "rank": rank, "penalty": penalty, "spectrum": spectrum}
+        values |= {"omega": as_number(omega, "omega", dtype), "lam": as_number(lam, "lam", dtype)}
+        A = as_array(self.default_mixing if mixing is None else mixing, "mixing", dtype)
         if A.ndim != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 2:
             raise InputError("mixing", f"must be a square L x L matrix with L >= 2, got shape {A.shape}")
         if penalty is not None:
             require_kind(penalty, "penalty", Penalty, "a tiedattn_jax.Penalty, such as L1(0.01), or None")
-            penalty = jax.tree.map(lambda a: as_array(a, "penalty", dtype), penalty)
         if spectrum is not None:
             require_kind(spectrum, "spectrum", SpectralLaw, "a SpectralLaw, such as SpectralLaw.from_matrices(...)")
-            for name, value, default in (
-                ("sigma", sigma, 0.5),
-                ("encodings", encodings, None),
-                ("teacher", teacher, 1.0),
-            ):
+            given = {"sigma": (sigma, 0.5), "encodings": (encodings, None), "teacher": (teacher, 1.0)}
+            for name, (value, default) in given.items():
                 if not (value is None or (isinstance(value, float) and value == default)):
                     text = f"must be left out beside spectrum, which says what it is, got {name}={value!r}"
                     raise InputError(name, text)
-            values |= {"sigma": None, "encodings": None, "teacher": None}
-            spectrum = jax.tree.map(lambda a: as_array(a, "spectrum", dtype), spectrum)
+            sigma = encodings = gram = None
         else:
             if encodings is None:
                 if len(A) != 2:
                     raise InputError("encodings", f"must be given for L = {len(A)} tokens: an (L, e) matrix")
                 encodings = ((1.0,), (-1.0,))
-            gram = as_array(teacher, "teacher", dtype)
+            sigma, gram = as_number(sigma, "sigma", dtype), as_array(teacher, "teacher", dtype)
             gram = jnp.atleast_2d(gram) if gram.ndim else gram * np.eye(self._default_teachers(values), dtype=dtype)
-            values |= {"sigma": as_number(sigma, "sigma", dtype), "teacher": gram}
-            values["encodings"] = as_array(encodings, "encodings", dtype)
-        values |= {"penalty": penalty, "spectrum": spectrum}
+        values |= {"mixing": A, "sigma": sigma, "encodings": encodings, "teacher": gram}
         for field in dataclasses.fields(self):
-            setattr(self, field.name, values[field.name])
+            value = values[field.name]
+            if not field.metadata.get("static", False):  # all numbers have one dtype, also those of a penalty
+                convert = partial(as_array, argument=field.name, dtype=dtype)
+                value = jax.tree.map(convert, value) if isinstance(value, eqx.Module | None) else convert(value)
+            setattr(self, field.name, value)
 
-    def _extra_fields(self, given: dict[str, Any], dtype: np.dtype) -> dict[str, Any]:
-        """Return the fields of a subclass by name, from what the caller gave and from defaults."""
-        known = {field.name: field for field in dataclasses.fields(type(self)) if field.name not in _FIELDS}
-        if unknown := next((name for name in given if name not in known), None):
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown!r}")
-        missing_default = dataclasses.MISSING
-        defaults = {name: field.default for name, field in known.items() if field.default is not missing_default}
-        makers = {name: field.default_factory for name, field in known.items()}
-        defaults |= {name: make() for name, make in makers.items() if make is not missing_default}
-        values = defaults | given
-        if missing := next((name for name in known if name not in values), None):
-            raise TypeError(f"{type(self).__name__}() lacks the keyword argument {missing!r}")
-        is_static = {name: field.metadata.get("static", False) for name, field in known.items()}
-        return {k: v if is_static[k] or v is None else as_array(v, k, dtype) for k, v in values.items()}
+    def _with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the fields of a subclass by name.
+
+        Raises:
+            TypeError: a name is that of no field, or a field without a default is missing.
+        """
+        known = {field.name for field in dataclasses.fields(AttentionLayer)} - {"kind"}
+        added = (field for field in dataclasses.fields(self) if field.name not in known)
+        copies = [(f.name, Any, dataclasses.field(default=f.default, default_factory=f.default_factory)) for f in added]
+        return vars(dataclasses.make_dataclass(type(self).__name__, copies, kw_only=True)(**given))
 
     @classmethod
     def _default_teachers(cls, extra_fields: dict[str, Any]) -> int:
@@ -163,11 +157,18 @@ class AttentionLayer(Model):
 
     def __check_init__(self) -> None:
         require_count(self.rank, "rank")
-        if self.spectrum is None:
-            self._check_isotropic()
-        elif self.spectrum.tokens != len(self.mixing):
-            requirement = f"must be of as many tokens as mixing, L = {len(self.mixing)}"
-            raise InputError("spectrum", f"{requirement}, got L = {self.spectrum.tokens}")
+        L = len(self.mixing)
+        if self.spectrum is not None:
+            if self.spectrum.tokens != L:
+                requirement = f"must be of as many tokens as mixing, L = {L}"
+                raise InputError("spectrum", f"{requirement}, got L = {self.spectrum.tokens}")
+            return
+        _, encodings, gram = self._isotropic
+        if encodings.ndim != 2 or not encodings.size or len(encodings) != L or self.mixing.shape != (L, L):
+            requirement = f"of shape (L, e) with L = {L} as in mixing, e > 0"
+            raise InputError("encodings", f"must be {requirement}, got shape {encodings.shape}")
+        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {gram.shape}")
 
     def in_range(self) -> Ranges:
         omega, lam, A = self.omega, self.lam, self.mixing
@@ -190,15 +191,6 @@ class AttentionLayer(Model):
             ("teacher", is_definite, "positive, a matrix symmetric and positive definite"),
         ]
 
-    def _check_isotropic(self) -> None:
-        _, encodings, gram = self._isotropic
-        L = len(encodings)
-        if encodings.ndim != 2 or not encodings.size or self.mixing.shape != (L, L):
-            requirement = f"of shape (L, e) with L = {self.mixing.shape[0]} as in mixing, e > 0"
-            raise InputError("encodings", f"must be {requirement}, got shape {encodings.shape}")
-        if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-            raise InputError("teacher", f"must be a number or a (t, t) matrix, got shape {gram.shape}")
-
     @abc.abstractmethod
     def attention(self, fields: Float[Array, "L k"]) -> Float[Array, "L L"]:
         """Return the attention matrix of the fields of a sentence; it must be even in the fields."""
@@ -216,9 +208,7 @@ class AttentionLayer(Model):
     @property
     def _teachers(self) -> int:
         """Number of columns of the teacher."""
-        gram = self.teacher if self.spectrum is None else self.spectrum.pi
-        assert gram is not None
-        return gram.shape[-1]
+        return (self._isotropic[2] if self.spectrum is None else self.spectrum.pi).shape[-1]
 
     @property
     def rotation_invariant(self) -> bool:
@@ -417,8 +407,6 @@ def _require_preimages(condition: bool, requirement: str, value: str) -> None:
         text = f"must have {requirement} for its own preimages, got {value}: declare `preimages(Y)` in a subclass"
         raise InputError("model", text)
 
-
-_FIELDS = {field.name for field in dataclasses.fields(AttentionLayer)} - {"kind"}
 
 # The shipped layers by the names that the command line takes.
 LAYERS: dict[str, type[AttentionLayer]] = {

@@ -306,18 +306,18 @@ def over_kinds(model: Model, fn: Callable[[Model], T]) -> T:
     return jax.tree.map(lambda a: jnp.sum(a, 0), lax.map(lambda kind: fn(model.condition_on(kind)), sentences.kinds))
 
 
+def one_kind(model: Model) -> Model:
+    """Return the model given the first kind of its sentences; the model itself if there are no kinds."""
+    sentences = model.law().sentences
+    return model if sentences is None else model.condition_on(sentences.kinds[0])
+
+
 def require_no_closures(model: Model) -> None:
     """Raise an `InputError` if `law` or `loss` use a number that jax traces and that is none of the model's."""
     L, *widths = model.shape
-    sentences = model.law().sentences
-    kind = None if sentences is None else sentences.kinds[0]
     fields = [jnp.zeros((L, k), model.lam.dtype) for k in (*widths, model.noise) if k]
     require_fields("law", eqx.filter_make_jaxpr(lambda model: model.law())(model)[0].consts)
-    require_fields("loss", eqx.filter_make_jaxpr(_loss)(model, kind, *fields)[0].consts)
-
-
-def _loss(model: Model, kind: Float[Array, " C"] | None, *fields: Float[Array, "L _"]) -> Array:
-    return model.condition_on(kind).loss(*fields)
+    require_fields("loss", eqx.filter_make_jaxpr(lambda model, *a: one_kind(model).loss(*a))(model, *fields)[0].consts)
 
 
 def require_fields(name: str, values: Any) -> Any:
@@ -340,7 +340,7 @@ def identity(model: Model) -> str:
     def computed(arrays: Any, Z: Float[Array, "L r"], fields: Float[Array, "L columns"]) -> Any:
         model = eqx.combine(arrays, structure)
         law = model.law()
-        given = model if law.sentences is None else model.condition_on(law.sentences.kinds[0])
+        given = one_kind(model)
         labels = given.label(fields)
         values: dict[str, Any] = {
             "law": law,

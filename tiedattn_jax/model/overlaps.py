@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from ..base.arrays import StateArray, positive_definite, precise, solve
@@ -339,8 +340,7 @@ class Coordinates(eqx.Module):
 
     def pack(self, x: Overlaps) -> Float[Array, " n"]:
         """Return overlaps as a vector."""
-        state = impose(x, self.free)
-        return jnp.concatenate([jnp.ravel(a) for a in (state.q, state.V, state.theta, state.m)]).astype(self.rho.dtype)
+        return ravel_pytree(impose(x, self.free))[0].astype(self.rho.dtype)
 
     def unpack(self, v: Float[StateArray, " n"]) -> Overlaps:
         """Return a vector as overlaps."""

@@ -94,7 +94,7 @@ def minimiser_and_response(
 ) -> tuple[Float[Array, "*w r"], Float[Array, "*w r r"]]:
     """Return `minimiser` and its derivative in b, the variance of a weight in message passing."""
     w, u = _minimised(penalty, Lam, b)
-    slope = _prox_and_slope(penalty, u, Lam)[1]
+    slope = _slope(penalty, u, Lam)
     return w, slope[..., None] * inverse(_field_jacobian(slope, Lam))
 
 
@@ -119,10 +119,9 @@ def _prox(penalty: Penalty, u: Float[Array, "*w r"], Lam: Float[Array, "... r r"
     return penalty.prox(u, jnp.broadcast_to(1 / _diagonal(Lam), u.shape))
 
 
-def _prox_and_slope(
-    penalty: Penalty, u: Float[Array, "*w r"], Lam: Float[Array, "... r r"]
-) -> tuple[Float[Array, "*w r"], Float[Array, "*w r"]]:
-    return jax.jvp(lambda u: _prox(penalty, u, Lam), (u,), (jnp.ones_like(u),))
+def _slope(penalty: Penalty, u: Float[Array, "*w r"], Lam: Float[Array, "... r r"]) -> Float[Array, "*w r"]:
+    """Return the derivative of `_prox` in u."""
+    return jax.jvp(lambda u: _prox(penalty, u, Lam), (u,), (jnp.ones_like(u),))[1]
 
 
 def _field(u: Float[Array, "*w r"], penalty: Penalty, Lam: Float[Array, "... r r"]) -> Float[Array, "*w r"]:
@@ -163,7 +162,7 @@ def _with_implicit_derivative(primals: Any, tangents: Any) -> Float[Array, "... 
     """Return a u that a search found, with its derivatives by the implicit function theorem."""
     u, penalty, Lam, _ = primals
     forcing = derivative_along(lambda penalty, Lam, b: b - _field(u, penalty, Lam), primals[1:], tangents[1:])
-    jacobian = _field_jacobian(_prox_and_slope(penalty, u, Lam)[1], Lam)
+    jacobian = _field_jacobian(_slope(penalty, u, Lam), Lam)
     return jnp.sum(inverse(jacobian) * forcing[..., None, :], -1)
 
 

@@ -57,7 +57,8 @@ def prepared(
     require_kind(model, "model", Model, "a Model such as DotProduct()")
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
     check_top_level(model)
-    model = check(lax.stop_gradient(model), even=even)
+    check(model, even=even)
+    model = lax.stop_gradient(model)
     rule = make_rule(nodes, model, default_recipe(model, size, replicates=replicates))
     return Family(model, rule, settings or default or Settings())
 

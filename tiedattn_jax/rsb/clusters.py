@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import vectors_across
 from ..averages.moreau import with_implicit_derivative
-from ..averages.prox import pick, reference_axis, well_axis
+from ..averages.prox import origin_of, pick, reference_axis
 from ..averages.rules import hermite_grid, legendre
 from ..base.arrays import apply, either, inverse, matvec, total
 from .cluster_law import ClusterLaw, SheetWeight
@@ -83,7 +83,7 @@ def find_rough_jump(law: ClusterLaw, s: Float[Array, ""]) -> RoughJump:
     weight = law.weight_of(origin.z, s)
     # The line that is probed points to the second minimum if the field has one, else along the double well of the loss.
     direction = law.pull(origin.other - origin.z)
-    axis = law.pull(well_axis(law.model, law.y, r, 12))
+    axis = law.pull(origin_of(law.model, law.y, r, 12).axis)
     u, _ = _unit_vectors(weight.pulled(jnp.where(jnp.isfinite(origin.gap), direction, axis)))
     pairs, step = _probe_lines(law, weight, u)
     candidates = jax.tree.map(

@@ -185,7 +185,7 @@ def solve(
         InputError: as `tiedattn_jax.solve`; the model is in float32, or has traced numbers, a penalty or classes of
             tokens; `s` is not positive.
     """
-    needs(model, "rsb.solve", float64=True, ridge_only=True, independent=True)
+    needs(model, "rsb.solve", float64=True, independent=True)
     branch = require_choice(branch, "branch", (*PAIR, "uninformed"))
     alpha = check_alpha(model, alpha)
     primals = lax.stop_gradient((model, alpha))

@@ -72,7 +72,7 @@ def transition(
             `target`, or there is no RS alpha_l.
     """
     event = require_choice(event, "event", ["alpha_c", ALPHA_L])
-    needs(model, "rsb.transition", float64=True, ridge_only=True, independent=True)
+    needs(model, "rsb.transition", float64=True, independent=True)
     primal, progress = lax.stop_gradient(model), in_parts(progress)
     if transition is None:
         transition = critical_alpha(primal, progress=progress)
