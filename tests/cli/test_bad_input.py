@@ -32,6 +32,7 @@ QUOTED = {
     "LOW < HIGH": "diagram --x alpha 2 1 5, diagram --x alpha 1 inf 5",
     "POINTS >= 1": "diagram --x alpha 1 2 0, diagram --x alpha 1 2 2.5",
     "another": "diagram --y alpha 1 2 5",
+    "K/N with 1 <= K <= N": "diagram --part 0/2, diagram --part 3/2, diagram --part 2, diagram --part 1/a",
 }  # fmt: skip
 MEMORY = (
     "transition --replicates, gamp --instances, gamp --alpha 1000 --d, train --alpha 1000 --d, histogram --hidden, "

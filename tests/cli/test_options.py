@@ -94,7 +94,7 @@ def test_a_folder_is_refused_before_any_work(tmp_path):
 
 
 def test_help(capsys):
-    for command in ("solve", "transition", "diagram", "gamp", "train", "histogram"):
+    for command in ("solve", "transition", "diagram", "join", "gamp", "train", "histogram"):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
         text = " ".join(capsys.readouterr().out.split())

@@ -66,6 +66,42 @@ def test_diagram(capsys, tmp_path):
     assert "bistable, semantic global" in text and "alpha_c" in text
 
 
+def test_parts_that_were_computed_are_joined(capsys, tmp_path):
+    """The whole has the cells of its parts, and its files."""
+    alphas, omegas = np.array([1.0, 2.0]), np.array([0.1, 0.2])
+    rng = np.random.default_rng(0)
+    cells = {"status": np.zeros((2, 2, 2, 3)), "train_loss": rng.uniform(1, 2, (2, 2, 2, 3))}
+    for k in range(2):
+        own = {name: a[:, k : k + 1] for name, a in cells.items()}
+        made.diagram(("alpha", alphas), ("omega", omegas[k : k + 1]), own).save(tmp_path / f"{k}.npz")
+    words = f"join {tmp_path}/0.npz {tmp_path}/1.npz --out {tmp_path}/out --json"
+    report = printed(capsys, words)
+    assert report["omega"] == omegas.tolist() and sum(report["regions"].values()) == 4
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"diagram.{k}" for k in ("png", "csv", "npz", "json")
+    }
+    whole = ta.load(tmp_path / "out" / "diagram.npz")
+    np.testing.assert_array_equal(whole.semantic.replicates.train_loss, cells["train_loss"][1])
+    with pytest.raises(SystemExit, match="2"):
+        main(["join", f"{tmp_path}/0.npz", f"{tmp_path}/2.npz"])
+    assert "argument --parts: must be a whole file" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_parts_of_a_diagram(capsys, tmp_path):
+    """Two jobs in one folder compute what one job does."""
+    words = f"diagram --x alpha 1 1.5 2 --y omega .3 .4 3 --nodes 1024 --out {tmp_path} --json"
+    parts = [printed(capsys, f"{words} --part {k}/2") for k in (1, 2)]
+    assert [part["omega"] for part in parts] == [[0.3, 0.35], [0.4]]
+    files = [f"{tmp_path}/diagram-{k}-of-2.npz" for k in (1, 2)]
+    joined, whole = printed(capsys, f"join {' '.join(files)} --json"), printed(capsys, words)
+    assert joined["regions"] == whole["regions"]
+    np.testing.assert_allclose(joined["alpha_c"], whole["alpha_c"], rtol=1e-4)
+    with pytest.raises(SystemExit, match="2"):
+        main([*words.split(), "--part", "1/4"])
+    assert "argument --part: must be of as many parts as there are values of omega" in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_other_axes(capsys, tmp_path):
     words = f"diagram --x sigma .5 .6 2 --y mixing[0,1] .3 .4 2 --alpha 1.25 --nodes 1024 --devices 1 --out {tmp_path}"

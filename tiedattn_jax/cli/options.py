@@ -90,6 +90,9 @@ positive = checked(float, f"a number from {_TINY:g} to {_HUGE:g}", lambda v: _TI
 not_negative = checked(float, f"0, or a number from {_TINY:g} to {_HUGE:g}", lambda v: v == 0 or _TINY <= v <= _HUGE)
 share = checked(float, "a number in [0, 1]", lambda v: 0 <= v <= 1)
 folder = checked(str, "a folder that can be written", _is_writable)
+part = checked(
+    lambda text: tuple(map(int, text.split("/"))), "K/N with 1 <= K <= N", lambda v: len(v) == 2 and 0 < v[0] <= v[1]
+)
 _power_of_two = integer(LEAST_SOBOL, _MAX_NODES, ", a power of two, for instance 65536", lambda v: v & (v - 1) == 0)
 
 
@@ -190,7 +193,8 @@ class Command(NamedTuple):
             default = form.get("default")
             words = " ".join(default) if isinstance(default, list) else "%(default)s"
             suffix = "" if default is None else f" (default {words})"
-            parser.add_argument(f"--{option}", **{**form, "help": form["help"] + suffix})
+            name = option if form.get("nargs") == "+" else f"--{option}"  # a list of files has no dashes
+            parser.add_argument(name, **{**form, "help": form["help"] + suffix})
         parser.set_defaults(run=self.run, resume_hint=self.resume_hint)
 
 

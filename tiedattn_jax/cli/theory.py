@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from ..averages.recipes import SIZES
 from ..base.errors import InputError, require_memory
@@ -18,7 +20,9 @@ from ..bayes.fixed_points import solve as solve_optimal
 from ..bayes.thresholds import perfect_recovery, weak_recovery
 from ..model.overlaps import BRANCHES, PAIR
 from ..model.parameters import Axis
+from ..phases.diagram import PhaseDiagram
 from ..phases.grid import phase_diagram
+from ..phases.join import join
 from ..phases.sweep import sweep
 from ..phases.table import Table
 from ..phases.transitions import branch_ends, critical_alpha, linear_crossing
@@ -36,6 +40,7 @@ from .options import (
     model_of,
     nodes_of,
     option,
+    part,
     png,
     positive,
     progress_bars,
@@ -208,6 +213,9 @@ _DIAGRAM = {
     "alpha": option(_ALPHA, positive),
     "devices": option("number of devices for the grid; by default all; a CPU is one", integer()),
     "resume": option("continue from the finished tracks in the folder of --out", action="store_true"),
+    "part": option(
+        "compute the K-th of N parts of the rows, for `tiedattn join`; files are named after it", part, metavar="K/N"
+    ),
     **OPTIMAL,
 }
 
@@ -236,7 +244,14 @@ def run_diagram(args: argparse.Namespace) -> Report:
     larger, cells = max(AXES, key=lambda option: axes[option][3]), axes["x"][3] * axes["y"][3]
     require_memory(_CELL_BYTES * cells, larger, " ".join(getattr(args, larger)), f"{cells} cells")
     x, y = (Axis(name, np.linspace(low, high, size)) for name, low, high, size in axes.values())
-    alpha_is_free = "alpha" not in (x.name, y.name)
+    alpha_is_free, suffix = "alpha" not in (x.name, y.name), ""
+    if args.part is not None:
+        (number, count), rows = args.part, x if y.name == "alpha" else y
+        if count > rows.values.size:
+            requirement = f"of as many parts as there are values of {rows.name} at most, {rows.values.size}"
+            raise InputError("part", f"must be {requirement}, got {number}/{count}")
+        own = dataclasses.replace(rows, values=np.array_split(rows.values, count)[number - 1])
+        x, y, suffix = (own, y, f"-{number}-of-{count}") if rows is x else (x, own, f"-{number}-of-{count}")
     if x.name == y.name:
         raise InputError("y", f"must be an axis of another number than --x, got {' '.join(args.y)!r}")
     if args.alpha is not None and not alpha_is_free:
@@ -259,17 +274,32 @@ def run_diagram(args: argparse.Namespace) -> Report:
                 nodes=nodes,
                 **({"alpha": args.alpha or ALPHA["alpha"]["default"]} if alpha_is_free else {}),
                 devices=args.devices,
-                out=None if args.out is None else args.out / "tracks",
+                out=None if args.out is None else args.out / f"tracks{suffix}",
                 resume=args.resume,
                 progress=stage("both branches"),
             )
-    files = {}
-    if args.out is not None:
-        files = {"diagram.png": png(diagram.plot(recoveries)), "diagram.csv": diagram.to_csv().encode()}
-        files["diagram.npz"] = pack(diagram)
+    files = {} if args.out is None else _files(f"diagram{suffix}", diagram, diagram.plot(recoveries))
     report = diagram.to_dict() | {str(table.question): table.values().tolist() for table in recoveries}
     text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
-    return Report(report, text, files, bool(diagram.solved.any()), nodes)
+    return Report(report, text, files, bool(diagram.solved.any()), nodes, f"diagram{suffix}")
+
+
+def _files(name: str, result: Table | PhaseDiagram, figure: Figure) -> dict[str, bytes]:
+    """Return the picture, the table and the arrays of a result, by the names of their files."""
+    return {f"{name}.png": png(figure), f"{name}.csv": result.to_csv().encode(), f"{name}.npz": pack(result)}
+
+
+_JOIN = {"parts": option("files of parts, such as diagram-1-of-2.npz", nargs="+", metavar="FILE")}
+
+
+def run_join(args: argparse.Namespace) -> Report:
+    """Put the parts of a diagram or a table together; with `--out`, draw it and write its table and arrays."""
+    with under_options(path="parts"):
+        whole = join(args.parts)
+    name = "diagram" if isinstance(whole, PhaseDiagram) else "table"
+    files = {} if args.out is None else _files(name, whole, whole.plot())
+    has_results = whole.solved if isinstance(whole, PhaseDiagram) else whole.found
+    return Report(whole.to_dict(), whole.summary(), files, bool(has_results.any()), name=name)
 
 
 COMMANDS = (
@@ -287,4 +317,5 @@ COMMANDS = (
         _DIAGRAM,
         "finished tracks are kept: go on with --resume --out {out}",
     ),
+    Command("join", run_join, "put parts of a diagram together, which separate jobs have computed", _JOIN),
 )
