@@ -206,6 +206,7 @@ _CELL_BYTES = 20_000  # memory of a cell: two states, their replicates and a row
 _AXIS = "NAME", "LOW", "HIGH", "POINTS"
 _GRID_AXIS = "{} axis of the grid: alpha, a number of the model, or an entry such as mixing[0,1]"
 _ALPHA = f"samples per dimension n/d if alpha is not an axis; by default {ALPHA['alpha']['default']}"
+_PART = "compute the K-th of N parts of the rows, for `tiedattn join`; the files are named after it"
 _DIAGRAM = {
     **MODEL,
     **averages("grid"),
@@ -213,9 +214,7 @@ _DIAGRAM = {
     "alpha": option(_ALPHA, positive),
     "devices": option("number of devices for the grid; by default all; a CPU is one", integer()),
     "resume": option("continue from the finished tracks in the folder of --out", action="store_true"),
-    "part": option(
-        "compute the K-th of N parts of the rows, for `tiedattn join`; files are named after it", part, metavar="K/N"
-    ),
+    "part": option(_PART, part, metavar="K/N"),
     **OPTIMAL,
 }
 
