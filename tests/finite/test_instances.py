@@ -1,6 +1,8 @@
 """Instances are compared with the theory at the teacher that each one has drawn."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import equinox as eqx
 import jax
@@ -46,6 +48,27 @@ def test_theory_is_that_of_the_realised_teacher(model, lines, d, count):
                 assert gap == pytest.approx(simulation - theory)
                 limit = 1.22 * 0.04 * theory  # 4 % for a standard error, times Student's factor for eight instances
                 assert bar < limit and abs(gap) < 3.5 * bar + 0.02 * theory, name
+
+
+def trained(data, key):
+    return ta.train(ta.DotProduct(), data, "semantic", optimizer="lbfgs", steps=200)
+
+
+@pytest.mark.full
+def test_instances_on_an_executor(model, tmp_path):
+    """Processes find what this one does; their runs are kept, and the same call goes on from them."""
+    options = {"theory": False, "sentences": 256}
+    here = ta.run_instances(model, 30, 2.0, trained, KEYS[:3], **options)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        there = ta.run_instances(model, 30, 2.0, trained, KEYS[:3], executor=pool, out=tmp_path, **options)
+        with pytest.raises(ta.InputError, match="executor must be given what can be sent to it"):
+            ta.run_instances(model, 30, 2.0, lambda data, key: trained(data, key), KEYS[:2], executor=pool, **options)
+    kept = ta.run_instances(model, 30, 2.0, trained, KEYS[:3], out=tmp_path, resume=True, **options)
+    for table in (there, kept):
+        assert table.groups == here.groups
+        np.testing.assert_allclose(table.values("train_loss"), here.values("train_loss"), rtol=1e-9)
+    with pytest.raises(ta.InputError, match="out must hold pieces of the same question, settings, options"):
+        ta.run_instances(model, 30, 2.1, trained, KEYS[:3], out=tmp_path, resume=True, **options)
 
 
 @pytest.mark.full
