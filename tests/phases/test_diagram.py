@@ -338,12 +338,12 @@ def test_curves_need_some_cells():
             if count > 3:
                 np.testing.assert_allclose([spline(0.7), spline(0.7, 1)], [0.7**3 - 0.7, 3 * 0.49 - 1], rtol=1e-9)
     gap = np.arange(5) == 2
-    around = natural(x, np.where(gap, np.nan, x - 1.1))
+    around = natural_spline(x, np.where(gap, np.nan, x - 1.1))
     for spline, absent, root in (
-        (natural(x, values), nowhere, 1.0),
+        (natural_spline(x, values), nowhere, 1.0),
         (None, nowhere, np.nan),
-        (natural(x, -1 - x), nowhere, np.nan),
-        (natural(x, 1 - x), nowhere, np.nan),  # it falls there
+        (natural_spline(x, -1 - x), nowhere, np.nan),
+        (natural_spline(x, 1 - x), nowhere, np.nan),  # it falls there
         (around, gap, np.nan),
         (around, nowhere, 1.1),
     ):

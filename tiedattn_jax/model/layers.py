@@ -200,7 +200,7 @@ class AttentionLayer(Model):
         return len(self.mixing), self.rank, self._teachers
 
     @property
-    def _isotropic(self) -> tuple[Float[StateArray, ""], Float[StateArray, "L e"], Float[StateArray, "t t"]]:
+    def _isotropic(self) -> tuple[Any, Float[StateArray, "L e"], Float[StateArray, "t t"]]:
         """`sigma`, `encodings` and `teacher`, which a layer without `spectrum` has."""
         assert self.sigma is not None and self.encodings is not None and self.teacher is not None
         return self.sigma, self.encodings, self.teacher
