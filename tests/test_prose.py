@@ -82,7 +82,6 @@ PAGES: dict[str, list[str]] = {
     "docs/start.md": [
         f"You need Python {PYTHON} or newer; JAX {JAX} or newer",
         f"the default of {FOUR} replicates one error bar is {BARS:.2f} standard errors",
-        f"all searches that are waiting, up to {engine.WIDTHS[-1]}. A single state is {FOUR} searches",
     ],
     "docs/faq.md": [
         "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
@@ -106,7 +105,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/howto/grids.md": [
         f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.Lines(5).rule(MODEL).size else "another rule",
-        f"as many as fill them, {engine.WIDTHS[-1]} at most",
+        f"as many as fill them, {engine.WIDTHS[-1]} at most. A single state is {FOUR} searches",
         f"whose error bar is above {percent(diagrams._PRECISE)}",
     ],
     "docs/howto/simulation.md": [
