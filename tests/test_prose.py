@@ -90,7 +90,6 @@ PAGES: dict[str, list[str]] = {
         f"Below {percent(overlaps.ZERO)} of its largest possible size it counts as zero",
         f"({short(float(ta.Settings().damping))} is the default",
         f"and {default('train', 'steps')} steps are not enough",
-        f"`rtol` must be above {SMALLEST_RTOL:.1e}".replace("e-05", "e-5"),
         "fills half of the memory",
     ],
     "docs/howto/own_data.md": [
