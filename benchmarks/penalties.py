@@ -1,4 +1,4 @@
-"""Compare theory and message passing with penalties besides the ridge: the tables of `docs/howto/penalties.md` and NOTES.md.
+"""Compare theory and message passing with penalties besides the ridge: the table of `docs/howto/penalties.md`.
 
     python benchmarks/penalties.py [--instances 20] [--d 1000] [--case WORDS]
 
