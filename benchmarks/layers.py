@@ -1,4 +1,4 @@
-"""Compare theory and training for every layer and option: the table of `docs/howto/own_layer.md`.
+"""Compare theory and training for every layer and option: the table in `benchmarks/NOTES.md`.
 
     python benchmarks/layers.py [--instances 50] [--d 800] [--case WORDS]
 

@@ -259,13 +259,12 @@ def test_counting():
 
 def test_every_figure_of_the_paper_is_listed_once():
     names, docs = [entry.name for entry in FIGURES], Path(__file__).parents[1] / "docs"
-    text = (docs / "paper.md").read_text()
+    text = (docs / "results.md").read_text()
     assert len(set(names)) == len(names) == len(chosen([]))
     assert {name.partition("-")[0] for name in names} == {*map(str, range(1, 16)), "table1"}
     assert [entry.name for entry in chosen(["3"])] == ["3-left", "3-theory", "3-simulation"]
     assert [entry.name for entry in chosen(["3-left", "15"])] == ["3-left", "15"]
-    for entry in FIGURES:  # every figure has its section in the documentation, and every picture exists and is small
-        assert f"## {entry.title}\n" in text
+    for entry in FIGURES:  # every picture is in the documentation, and small
         if entry.draw is not None:
             picture = f"paper/figure_{entry.name}.png"
             assert f"]({picture})" in text and 5_000 < (docs / picture).stat().st_size <= 120_000

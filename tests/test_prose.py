@@ -82,7 +82,6 @@ PAGES: dict[str, list[str]] = {
     "docs/start.md": [
         f"You need Python {PYTHON} or newer; JAX {JAX} or newer",
         f"the default of {FOUR} replicates one error bar is {BARS:.2f} standard errors",
-        f"all searches that are waiting, up to {engine.WIDTHS[-1]}. A single state is {FOUR} searches",
     ],
     "docs/faq.md": [
         "search at $\\alpha$ from {} to {}.".format(*map(short, transitions.RANGE)),
@@ -91,7 +90,6 @@ PAGES: dict[str, list[str]] = {
         f"Below {percent(overlaps.ZERO)} of its largest possible size it counts as zero",
         f"({short(float(ta.Settings().damping))} is the default",
         f"and {default('train', 'steps')} steps are not enough",
-        f"`rtol` must be above {SMALLEST_RTOL:.1e}".replace("e-05", "e-5"),
         "fills half of the memory",
     ],
     "docs/howto/own_data.md": [
@@ -106,7 +104,7 @@ PAGES: dict[str, list[str]] = {
     ],
     "docs/howto/grids.md": [
         f"lines of order 5 in {FOUR} replicates" if single(GRID) == ta.Lines(5).rule(MODEL).size else "another rule",
-        f"as many as fill them, {engine.WIDTHS[-1]} at most",
+        f"as many as fill them, {engine.WIDTHS[-1]} at most. A single state is {FOUR} searches",
         f"whose error bar is above {percent(diagrams._PRECISE)}",
     ],
     "docs/howto/simulation.md": [
