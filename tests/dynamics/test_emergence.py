@@ -143,3 +143,14 @@ def test_a_rotation_of_two_columns_changes_nothing():
     np.testing.assert_allclose(turned.R[-1], rotation @ first.R[-1] @ rotation.T, atol=5e-3)
     for name in ("encodings", "teacher", "growth_encodings", "growth_teacher"):
         np.testing.assert_allclose(getattr(turned, name), getattr(first, name), rtol=0.05, atol=2e-3, err_msg=name)
+
+
+def test_steps_that_are_too_long_are_found_for_any_number_of_times():
+    """One step to the end has nothing to compare with, and an odd number of steps says nothing of the last one."""
+    model = ta.DotProduct()
+    options = {"until": 60.0, "nodes": ta.GaussHermite(5, replicates=1)}
+    for points, steps in ((2, None), (2, 1), (4, 1)):
+        found = ta.dynamics.emergence(model, 1.0, 0.3, points=points, steps=steps, **options)
+        exact = ta.dynamics.emergence(model, 1.0, 0.3, points=33, steps=64, **options)
+        error = abs(found.mean.encodings[-1] / exact.mean.encodings[-1] - 1)
+        assert error < 2e-3 or not found.ok, (points, steps, float(error))

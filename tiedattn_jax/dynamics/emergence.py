@@ -200,7 +200,8 @@ def emergence(
             Sobol points.
         points: number of times, from zero to `until`.
         steps: Runge-Kutta steps between two of them. By default as many as resolve the variances to 1e-4, at most 64;
-            inside `jit`, `vmap` and `grad` there is one.
+            inside `jit`, `vmap` and `grad` there is one. If the number of all steps is odd, they are halved, because
+            their error is that to steps twice as long.
         progress: as in `sgd`.
 
     Returns:
@@ -229,7 +230,10 @@ def emergence(
     def run(steps: int) -> FluctuationRun:
         return _fluctuation_runs(model, R, is_random, numbers, directions, rule, points, steps)
 
-    first, most = (1, _MOST) if steps is None and at_top_level(model, R, eta, kappa, until) else (steps or 1,) * 2
+    first = steps or 1
+    if first * (points - 1) % 2:  # every second place must end a longer step
+        first *= 2
+    most = _MOST if steps is None and at_top_level(model, R, eta, kappa, until) else first
     replicates = refined(run, first, most, progress)
     return Emergence(model, eta, kappa, until * jnp.linspace(0, 1, points, dtype=dtype), replicates)
 
