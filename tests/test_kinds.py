@@ -8,12 +8,14 @@ from twins import TWINS, asked_of, compare
 
 import tiedattn_jax as ta
 
-# Every kind needs programs of its own. A refusal comes before they are compiled.
+# Every kind needs programs of its own. A refusal comes before they are compiled, but for that of a 1RSB transition: it
+# is given the replica-symmetric one.
 CASES = [
-    pytest.param(kind, name, marks=[pytest.mark.full] * (entry(REFUSED, kind, name) is None))
+    pytest.param(kind, name, marks=[pytest.mark.full] * (refusal is None or name == "transition_1rsb"))
     for kind in KINDS
     for name in asked.QUESTIONS
     if entry(WITHOUT, kind, name) is None
+    for refusal in [entry(REFUSED, kind, name)]
 ]
 # Slopes of an event are first order in the residuals of its states and in the last step towards it, and the searches
 # for two settings stop at different places.

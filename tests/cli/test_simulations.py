@@ -34,10 +34,10 @@ ASKED = {
     "train --l1 .01": (2.0, 1, trained(model=ta.DotProduct(penalty=ta.L1(0.01)), optimizer="gd", steps=5000)),
     "gamp --alpha 3 --init positional --instances 2": (3.0, 2, passed("positional", steps=1000)),
 }
-MARKED = [pytest.param(words, marks=[pytest.mark.full] * ("gd" not in words)) for words in ASKED]
 
 
-@pytest.mark.parametrize("words", MARKED)
+@pytest.mark.full
+@pytest.mark.parametrize("words", ASKED)
 def test_a_command_is_a_call_of_the_library(capsys, tmp_path, words):
     """It prints and writes the means of the instances that the library runs with the same options."""
     alpha, count, (model, run) = ASKED[words]

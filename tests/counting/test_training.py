@@ -80,6 +80,7 @@ def test_adam_is_the_papers():
         np.testing.assert_allclose(step, expected, rtol=1e-9)
 
 
+@pytest.mark.full
 def test_one_step_of_each_optimiser_by_hand(data):
     frozen = task.train(KEYS, data, PAIR, epochs=1, **SIZES)
     free = task.unfreeze(KEYS, frozen, data, epochs=1, batch=170, rate=0.3, noise=0.2)

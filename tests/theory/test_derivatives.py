@@ -49,6 +49,7 @@ def test_jumps_on_lines(case):
         np.testing.assert_allclose([slopes[1], differences[1]], exact, rtol=tol)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "tol"), [("q", 0.1), ("train_loss", 1e-4), ("gen_error", 0.1)])
 def test_a_smooth_state_on_points(number, tol):
     """Derivatives estimate those of many nodes, differences are of the nodes at hand: they agree to some per cent.

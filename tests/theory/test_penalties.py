@@ -149,6 +149,7 @@ def weights(model, hats):
 slope_of_overlaps = jax.jit(lambda model, *pair: jax.jvp(lambda h: overlaps(model, h), *((a,) for a in pair))[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.98])
 def test_averages_over_two_columns(correlation):
     """V is the mean response of a weight (Stein's identity), and the slopes of the overlaps equal differences.

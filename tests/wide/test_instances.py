@@ -19,6 +19,7 @@ KEYS = jax.random.split(jax.random.key(0), 3)
 layer = partial(ta.wide.DotProduct, tau=0.1)
 
 
+@pytest.mark.full
 def test_every_cell_is_the_state_of_its_setting(tmp_path):
     diagram = ta.sweep(ta.wide.solve, layer(), alpha=ALPHAS, tau=TAUS)
     assert isinstance(diagram, Table) and diagram.shape == (2, 2) and diagram.found.all()
