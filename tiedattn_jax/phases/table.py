@@ -157,7 +157,8 @@ class Table(Gridded):
     @property
     def failures(self) -> tuple[str, ...]:
         """The settings without a result, each with the reason; a branch that is absent is a result."""
-        return tuple(f"{self._place(k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
+        names, axes = self.names, self.axes
+        return tuple(f"{_place_of(names, axes, k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
 
     @property
     def points(self) -> tuple[Any, ...]:
@@ -195,7 +196,7 @@ class Table(Gridded):
         number, column = self._found_number(number)
         if column is not None:
             return np.zeros(np.shape(column[0])) if column[1] is None else np.asarray(column[1])
-        return self._array([self._bar(cell, number) if found else None for cell, found in self._with_found(number)])
+        return self._array([_bar_of(cell, number) if found else None for cell, found in self._with_found(number)])
 
     def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
         """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
@@ -206,26 +207,6 @@ class Table(Gridded):
         if first is not None or number in self.named:
             number = require_choice(number, "number", self.named)
         return number, self.named.get(str(number))
-
-    def _bar(self, cell: Any, number: Reader) -> Any:
-        if isinstance(number, str):
-            value, head = attrgetter(number)(cell), number.partition(".")[0]
-            if isinstance(value, (Average, Quantity)):
-                return value.stderr
-            if np.asarray(value).dtype.kind != "f":  # a label is exact
-                return np.zeros(())
-            # Scalars of a state: its replicates as a batch of states have one each.
-            if number in ORDER_AXES and isinstance(cell, FixedPoint):
-                states, count = cell.replicates, cell.replicates.status.size
-                one_each = jax.tree.map(lambda a: a[:, None], states)
-                batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
-                return error_bar(jnp.where(states.has_state, getattr(batch, number), jnp.nan))
-            if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
-                return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
-        bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
-        if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
-            return np.zeros(())
-        return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
 
     def _with_found(self, number: Reader | None = None) -> Iterator[tuple[Any, bool]]:
         """Yield every cell, and whether it has a result, or at least a number that cells without one have, too."""
@@ -240,11 +221,6 @@ class Table(Gridded):
         blank = np.full(first.shape, {"U": "", "b": False}.get(first.dtype.kind, np.nan))
         stacked = np.stack([blank if a is None else a for a in arrays])
         return stacked.reshape((*self.shape, *first.shape))
-
-    def _place(self, index: int) -> str:
-        """Return the setting of a cell in words."""
-        places = (axis[k] for axis, k in zip(self.axes, np.unravel_index(index, self.shape), strict=True))
-        return ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, places, strict=True))
 
     # Curves
 
@@ -386,7 +362,9 @@ class Table(Gridded):
         numbers: list[Row] = []
         for word, index in (("smallest", np.nanargmin), ("largest", np.nanargmax)) if self.found.any() else ():
             k = int(index(values))
-            numbers.append((word, with_error(values.flat[k], bars.flat[k]), f"at {self._place(k)}"))
+            numbers.append(
+                (word, with_error(values.flat[k], bars.flat[k]), f"at {_place_of(self.names, self.axes, k)}")
+            )
         more = ("...",) * (len(x) > _COLUMNS)
         rows: list[Row] = [(rf"{self.names[1]} \ {self.names[0]}", *(f"{a:.4g}" for a in x[:_COLUMNS]), *more)]
         for j, value in enumerate(y):
@@ -416,3 +394,34 @@ class Table(Gridded):
             require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
         figures, named = (self.form.figures, {}) if number is None else ((LINE_FIGURE, MAP_FIGURE), {"number": number})
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)
+
+
+# A method of a table costs a walk through all of its cells at every call, so that these are functions.
+
+
+def _bar_of(cell: Any, number: Reader) -> Any:
+    """Return the error bar of a number of a cell."""
+    if isinstance(number, str):
+        value, head = attrgetter(number)(cell), number.partition(".")[0]
+        if isinstance(value, (Average, Quantity)):
+            return value.stderr
+        if np.asarray(value).dtype.kind != "f":  # a label is exact
+            return np.zeros(())
+        # Scalars of a state: its replicates as a batch of states have one each.
+        if number in ORDER_AXES and isinstance(cell, FixedPoint):
+            states, count = cell.replicates, cell.replicates.status.size
+            one_each = jax.tree.map(lambda a: a[:, None], states)
+            batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
+            return error_bar(jnp.where(states.has_state, getattr(batch, number), jnp.nan))
+        if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
+            return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
+    bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
+    if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
+        return np.zeros(())
+    return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
+
+
+def _place_of(names: Sequence[str], axes: Sequence[Float[np.ndarray, " _"]], index: int) -> str:
+    """Return the setting of a cell in words."""
+    places = zip(axes, np.unravel_index(index, tuple(map(len, axes))), strict=True)
+    return ", ".join(f"{name} = {axis[k]:g}" for name, (axis, k) in zip(names, places, strict=True))
