@@ -1,7 +1,10 @@
 """Every room of the package says which modules it contains."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +37,10 @@ def test_imports_point_down(room):
             imports = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom) and n.level == 2]
             found = {(n.module or n.names[0].name).partition(".")[0] for n in imports}
             assert found <= allowed, f"{path.name} imports {found - allowed}"
+
+
+def test_importing_the_library_starts_no_device():
+    """`jax.distributed.initialize`, and settings of the devices, are then still possible."""
+    code = "import jax, tiedattn_jax; jax.config.update('jax_num_cpu_devices', 3); assert len(jax.devices()) == 3"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Real
 
 from ..base.arrays import AnyArray, Number
-from ..base.errors import InputError, array_of, as_flag, require, require_count, require_kind, require_number
+from ..base.errors import InputError, array_of, as_flag, require, require_count, require_kind
 from ..model.model import Model
 from .lines import LineNodes, NormalsAndWeights, line_count, polar
 from .nodes import single_nodes, sobol_normals
@@ -163,7 +163,7 @@ class GaussHermite(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self.order, "order")
-        require_number(self.least_weight, "least_weight", "from 0 to 1e-6", lambda w: (w >= 0) & (w <= 1e-6))
+        array_of(self.least_weight, "least_weight", "from 0 to 1e-6", lambda w: (w >= 0) & (w <= 1e-6), ndim=0)
         object.__setattr__(self, "least_weight", float(self.least_weight))
 
     def rule(self, model: Model | Fields) -> Rule:
