@@ -221,3 +221,14 @@ def test_a_branch_is_followed_through_another_number(theory, model, rule):
     followed = ta.sweep(ta.solve, model, follow=True, **options)
     np.testing.assert_allclose(followed.values("train_loss"), ta.sweep(ta.solve, model, **options).values("train_loss"))
     assert followed.question == "semantic" and followed.at.tolist() == options["sigma"] and followed.found.all()
+
+
+@pytest.mark.full
+def test_states_of_a_sweep_have_the_derivatives_of_solve():
+    nodes = ta.Sobol(2**6, replicates=1)
+
+    def swept(sigma):
+        return ta.sweep(ta.solve, ta.DotProduct(sigma=sigma), alpha=[2.0], nodes=nodes).cells[0].train_loss
+
+    slope = jax.grad(lambda sigma: ta.solve(ta.DotProduct(sigma=sigma), 2.0, "semantic", nodes).train_loss)(0.5)
+    np.testing.assert_allclose(jax.grad(swept)(0.5), slope, rtol=1e-12)

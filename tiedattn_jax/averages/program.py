@@ -31,7 +31,7 @@ from ..base.errors import is_concrete, is_tracing, require_unchecked_axes
 from ..base.kernels import kernels_in_use, loop_kernel, loop_scan
 from ..base.programs import stored_program
 
-State = TypeVar("State")
+Carry = TypeVar("Carry")
 
 _choice: bool | None = None  # whether tests want loops to be `counted`, whatever the device
 
@@ -42,15 +42,15 @@ def counted() -> bool:
 
 
 def repeat(
-    body: Callable[[Any, State], State],
+    body: Callable[[Any, Carry], Carry],
     nodes: PyTree[Shaped[Array, "... N"]],
-    state: State,
-    unfinished: Callable[[State], Array],
+    state: Carry,
+    unfinished: Callable[[Carry], Array],
     most: int,
     *,
     count: int,
     least: int = 0,
-) -> State:
+) -> Carry:
     """Apply `body` repeatedly to the nodes that are `unfinished`.
 
     Args:
@@ -64,7 +64,7 @@ def repeat(
         least: number of first steps, which all nodes take.
     """
 
-    def step(k: int | Int[Array, ""], nodes: PyTree, state: State, _: None) -> tuple[State, None]:
+    def step(k: int | Int[Array, ""], nodes: PyTree, state: Carry, _: None) -> tuple[Carry, None]:
         active = unfinished(state)
         active = active | (k < least) if least else active
         return either(active, body(nodes, state), state), None
@@ -72,7 +72,7 @@ def repeat(
     if counted():
         return loop(step, nodes, state, count=count, unfinished=unfinished, least=least)[0]
 
-    def condition(carry: tuple[int | Int[Array, ""], State]) -> Bool[Array, ""]:
+    def condition(carry: tuple[int | Int[Array, ""], Carry]) -> Bool[Array, ""]:
         k, state = carry
         return (k < least) | ((k < most) & jnp.any(unfinished(state)))
 
@@ -82,13 +82,13 @@ def repeat(
 def loop(
     step: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
     nodes: PyTree[Shaped[Array, "... N"]],
-    state: State,
+    state: Carry,
     xs: PyTree[Shaped[Array, "K ... N"]] = None,
     *,
     count: int,
-    unfinished: Callable[[State], Array] | None = None,
+    unfinished: Callable[[Carry], Array] | None = None,
     least: int = 0,
-) -> tuple[State, PyTree[Shaped[Array, "K ... N"]]]:
+) -> tuple[Carry, PyTree[Shaped[Array, "K ... N"]]]:
     """Apply ``step(k, nodes, state, x)`` K = `count` times, as `lax.scan` does; on an NVIDIA GPU in one kernel.
 
     The kernel serves where a step is a chain of operations on single entries, see `loop_kernel`, and if

@@ -292,10 +292,10 @@ def _directions(
     return *np.linalg.eigh(np.einsum("lat,lbt->ab", theta, theta) / rho), m
 
 
-State = TypeVar("State", Overlaps, Conjugates)
+Orders = TypeVar("Orders", Overlaps, Conjugates)
 
 
-def impose(x: State, free: Float[StateArray, " 2"]) -> State:
+def impose(x: Orders, free: Float[StateArray, " 2"]) -> Orders:
     """Set the order parameters to zero that the symmetry of a branch sets to zero.
 
     A conjugate that is zero by symmetry differs from zero on frozen nodes, which are not symmetric; this removes the

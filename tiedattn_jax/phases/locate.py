@@ -287,19 +287,19 @@ def event_number(
     dtype, replicates = family.model.lam.dtype, family.nodes.replicates
     # Overlaps of a model in another dtype are starts as well.
     starts = jax.tree.map(lambda a: a if a.dtype == dtype else np.asarray(a, dtype), tuple(xs))
-    settings = [family.at(value, branch) for branch in event.branches]
+    sides = [family.at(value, branch) for branch in event.branches]
     if coarse:
-        states = tuple(stacked([s]) for s in (yield [Lane(s, x) for s, x in zip(settings, starts, strict=True)]))
+        states = tuple(stacked([s]) for s in (yield [Lane(s, x) for s, x in zip(sides, starts, strict=True)]))
     else:
         starts = [with_replicate_axis(x, replicates) for x in starts]
-        states = tuple((yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]))
+        states = tuple((yield [s.solve_replicates(x) for s, x in zip(sides, starts, strict=True)]))
     number, rates = np.asarray(_by_replicate(event, states)), None
     slopes, partials = np.full_like(number, np.nan), None
     if event.observable is None:
         partials = jax.tree.map(np.subtract, *(s.train_loss_partials for s in states))
     elif exact:
         replicate_numbers = [COARSE] if coarse else range(replicates)
-        _, *partials = yield from _implicit_in(settings[0], states[0].overlaps, event.observable, replicate_numbers)
+        _, *partials = yield from _implicit_in(sides[0], states[0].overlaps, event.observable, replicate_numbers)
     if partials is not None:
         rates, slopes = family.derivatives(value, *partials)
         slopes = np.where(np.isnan(number), np.nan, slopes)
@@ -321,8 +321,8 @@ def _coarse_guess(event: Event, family: Family, bracket: tuple[float, float], st
         second branch, and negative for the first one. If neither has a state, it is negative. Its size is then the mean
         size of both losses.
         """
-        settings = [family.at(value, branch) for branch in event.branches]
-        states = yield [s.coarse_lane(x) for s, x in zip(settings, xs, strict=True)]
+        sides = [family.at(value, branch) for branch in event.branches]
+        states = yield [s.coarse_lane(x) for s, x in zip(sides, xs, strict=True)]
         has_state = [bool(s.has_state) for s in states]
         # The next search for a branch that was not found begins at the start of that branch.
         is_settled = [s.status <= Status.stalled for s in states]
@@ -417,7 +417,10 @@ def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Arra
 
 
 def transition_of(event: Event, model: Model, zero: Zero | None) -> Quantity:
-    """Convert a `Zero`, None if there is no fold, to a result that is differentiable in `model`, that of the caller."""
+    """Convert a `Zero`, None if there is no fold, to a result that is differentiable in `model`, that of the caller.
+
+    The number is one step of Newton's method beyond `zero.at`, in every replicate. The states are those at `zero.at`.
+    """
     if zero is None:
         nan = jnp.full((1,), jnp.nan, model.lam.dtype)
         return as_event(Quantity.of(nan, status=Status.absent), event.name)

@@ -165,17 +165,20 @@ class Asked(NamedTuple):
             raise InputError("question", f"must be a function of a model, or of a model and alpha: {error}") from error
 
     def paths(self, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> list[Path]:
-        """Return the paths of all cells: those of a search, or of calls of the function."""
-        settings = list(zip(models, alphas, strict=True))
+        """Return the paths of all cells: those of a search, or of calls of the function.
+
+        An option that only the public function has, such as `rtol` of `solve`, makes every cell a call of it.
+        """
+        pairs = list(zip(models, alphas, strict=True))
         paths = getattr(self.function, "paths", None)
         if paths is not None and options.keys() <= inspect.signature(paths).parameters.keys():
-            path = paths(*settings[0][: 1 + self.with_alpha], **options)
-            return [path(*setting) for setting in settings]
+            path = paths(*pairs[0][: 1 + self.with_alpha], **options)
+            return [path(*setting) for setting in pairs]
 
         def call(*setting: Any) -> Path:
             return (yield Call(partial(self.function, **options), setting[: 1 + self.with_alpha]))
 
-        return [call(*setting) for setting in settings]
+        return [call(*setting) for setting in pairs]
 
 
 class Grid(NamedTuple):

@@ -47,8 +47,8 @@ class Quantity(Result):
     The number is differentiable in the numbers of the setting from which it was made; its first derivatives are
     `sensitivities` and `by_alpha`.
 
-    Its name, further numbers and labels are attributes, too: `alpha` of a transition, `t` of a first time, `gen_error`
-    and `place` of a best ridge.
+    The number is an attribute under its name, too: `alpha` of a transition, `t` of a first time. So are further numbers
+    and labels: `gen_error` and `place` of a best ridge.
 
     Attributes:
         value: mean over the replicates. If the number does not exist, this, all sensitivities and error bars are NaN,

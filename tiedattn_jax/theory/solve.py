@@ -1,7 +1,8 @@
 """Solve a branch at one setting: first on the coarse replicate of the averages, then from there on all replicates.
 
-With concrete numbers `solve` runs a path of the engine (`default_path`). Under a jax transformation it runs the same
-searches in one traced program (`traced_states`).
+With known numbers, also under `jax.grad` alone, `solve` runs a path of the engine (`default_path`). Under `jit` and
+`vmap` it runs the same searches in one traced program (`traced_states`). Either finds states without derivatives, which
+`with_tangents` then attaches.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ def _paths(
     rule = make_rule(rule, model)
 
     def path(model: Model, alpha: Float[Array, ""]) -> Path:
-        setting = Setting.of(model, alpha, rule, branch, tolerances)
-        states, _, _ = yield from default_path(setting, branch, overlaps, fallback=nodes is None)
+        setting = Setting.of(*lax.stop_gradient((model, alpha)), rule, branch, tolerances)
+        states, on, free = yield from default_path(setting, branch, overlaps, fallback=nodes is None)
+        if not is_concrete((model, alpha)):  # jax differentiates the sweep
+            states = with_tangents(jax.device_put(states), model, alpha, on, jnp.asarray(free))
         return FixedPoint(model, alpha, states, branch)
 
     return path
@@ -132,7 +135,7 @@ class Request(NamedTuple):
 
 
 def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
-    """Return the result of `solve`."""
+    """Return the result of `solve`: search the states of held numbers, and attach their derivatives."""
     model, alpha, branch, nodes, start, settings = request
     primal, start = lax.stop_gradient(((model, alpha), start))
     rule = make_rule(None, primal[0]) if nodes is None else nodes
