@@ -286,8 +286,8 @@ go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
     processes = [launch(setup, body, str(i), stderr=subprocess.PIPE) for i in range(2)]
     messages = [p.communicate(timeout=300)[1].decode() for p in processes]
     assert [p.returncode for p in processes] == [1, -signal.SIGKILL]
-    sentence = f"another process ended before the grid was done; finished tracks are in out='{tmp_path}'"
-    assert messages[0].strip().endswith(f"RuntimeError: {sentence}: start all processes again with resume=True")
+    sentence = f"another process ended before all was done; finished pieces are in out='{tmp_path}'"
+    assert messages[0].strip().endswith(f"RuntimeError: {sentence}: the same call with resume=True goes on from there")
     assert len(list(tmp_path.glob("track-*.npz"))) == 3  # two of this process, one of the other
     calls = []
     resumed = solve_grid(model, lines, out=tmp_path, resume=True, progress=lambda *c: calls.append(c))

@@ -75,7 +75,7 @@ def test_a_failure_is_that_of_its_setting(processes):
 
 
 def test_a_worker_that_dies_loses_no_more_than_was_not_done(tmp_path):
-    """What is done stays in the folder, and the same call goes on from there."""
+    """The folder keeps finished pieces, and the same call goes on from there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         table = ta.sweep(lost, ta.DotProduct(), sigma=SIGMAS, executor=pool, out=tmp_path)
     assert table.found.tolist() == [True, True, False] and "its worker was lost" in table.reason[2]

@@ -31,10 +31,10 @@ from jaxtyping import PyTree
 
 from . import VERSION
 from .arrays import AnyArray
-from .errors import InputError
+from .errors import InputError, as_flag, require_kind
 
 _ABOUT = "about"  # name of the JSON among the arrays
-_KINDS = ("track", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
+_KINDS = ("track", "retry", "piece")  # kinds of pieces, which begin the file names: a folder may hold other files
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -76,15 +76,15 @@ def packed(about: Any, arrays: Mapping[str, Any], *, compressed: bool = True) ->
     return out.getvalue()
 
 
-def unpacked(path: Path, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def unpacked(file: Path | io.BytesIO, refusal: InputError) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Read a file of `packed` arrays. Return what they belong to, and the arrays by name.
 
     Args:
         refusal: error to raise if the file cannot be read, is damaged or of another kind.
     """
     try:
-        with zipfile.ZipFile(path) as file:  # it compares the checksum of every entry that is read to its end
-            entries = {name.removesuffix(".npy"): io.BytesIO(file.read(name)) for name in file.namelist()}
+        with zipfile.ZipFile(file) as archive:  # it compares the checksum of every entry that is read to its end
+            entries = {name.removesuffix(".npy"): io.BytesIO(archive.read(name)) for name in archive.namelist()}
         arrays = {name: np.load(entry, allow_pickle=False) for name, entry in entries.items()}
         about = json.loads(str(arrays.pop(_ABOUT)))
         if not isinstance(about, dict):
@@ -184,17 +184,32 @@ class Store:
     def __init__(
         self, place: str | os.PathLike | None, computation: dict[str, Any], argument: str, requirement: str
     ) -> None:
+        require_kind(place, argument, (str, os.PathLike, type(None)), "a folder")
         self.place = None if place is None else Path(place)
         self.computation = {**computation, "version": VERSION}
         self.argument, self.requirement = argument, requirement
 
-    def open_folder(self, resume: bool) -> None:
+    @property
+    def hint(self) -> str:
+        """How to go on after a computation that ended early."""
+        if self.place is None:
+            return f"nothing is kept: a folder {self.argument}= keeps finished pieces"
+        return (
+            f"finished pieces are in {self.argument}='{self.place}': the same call with resume=True goes on from there"
+        )
+
+    def open_folder(self, resume: Any) -> None:
         """Make the folder of the pieces.
 
         Raises:
-            InputError: the folder cannot be written, or has pieces although the computation does not `resume`.
+            InputError: the folder cannot be written, or has pieces although the computation does not `resume`; or there
+                is none to resume from.
         """
+        resume = as_flag(resume, "resume")
         if self.place is None:
+            if resume:
+                text = f"must name the folder of the run to resume, got {self.argument}=None with resume=True"
+                raise InputError(self.argument, text)
             return
         make_folder(self.place, self.argument)
         if not resume and (count := len(self._paths())):
@@ -225,7 +240,7 @@ class Store:
         return pieces
 
     def put(self, piece: str, arrays: Mapping[str, ArrayLike]) -> None:
-        """Write a finished piece; its name must start with "track-" or "retry-". The file contains its name, too."""
+        """Write a finished piece; its name must start with one of `_KINDS`. The file contains its name, too."""
         assert piece.partition("-")[0] in _KINDS, piece
         if self.place is not None:
             self._write(self.place / f"{piece}.npz", {"piece": piece}, arrays)

@@ -6,11 +6,10 @@ process that asks. Under `jax.distributed` every process computes a share of the
 
 from __future__ import annotations
 
+import io
 import pickle
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +18,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from .errors import InputError, as_flag, require_kind
-from .files import make_folder, write_whole
+from .errors import InputError
+from .files import Store
 from .programs import Traced, use_compilation_cache
-from .saved import load, pack
+from .saved import pack, unpack
 
+# What a folder must do, see `Store`.
+PIECES = "hold pieces of the same question, settings, options and version only"
+_PIECE, _RESULT = "piece-", "result"  # beginning of the name of a piece, and the name of its array
 _MOST, _COUNT = 32, 64  # settings in a piece, at most; pieces that few settings are cut into
 
 
@@ -60,7 +62,7 @@ class _Sent(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a worker is sent: a call, and the settings of the process that asks.
+    """A call that a worker is sent, with the settings of the process that asks.
 
     Attributes:
         x64: whether jax computes in double precision.
@@ -92,82 +94,10 @@ class Task(NamedTuple):
         return self.function(*jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent)))
 
 
-class Kept(NamedTuple):
-    """Folder of the pieces that are done.
-
-    Attributes:
-        folder: None keeps nothing.
-        computation: what identifies the computation.
-    """
-
-    folder: Path | None
-    computation: str
-
-    @classmethod
-    def open(cls, out: Path | str | None, resume: Any, computation: Callable[[], str]) -> Kept:
-        """Make or check the folder of the argument `out`.
-
-        Args:
-            computation: function that returns what identifies the computation; called if there is a folder.
-
-        Raises:
-            InputError: the folder cannot be written, or has pieces although the computation does not resume.
-        """
-        require_kind(out, "out", (str, Path, type(None)), "a folder")
-        if out is None:
-            if as_flag(resume, "resume"):
-                raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
-            return cls(None, "")
-        make_folder(Path(out), "out")
-        kept = cls(Path(out), computation())
-        if not as_flag(resume, "resume") and (count := len(kept._paths())):
-            text = "must not hold the pieces of an earlier run unless resume is asked for"
-            raise InputError("out", f"{text}, got out='{out}' with {count} of them")
-        return kept
-
-    def results(self) -> dict[int, Any]:
-        """Return the results of finished pieces by number. A damaged file is named in a warning and computed again.
-
-        Raises:
-            InputError: a piece belongs to another computation.
-        """
-        results, damaged = dict[int, Any](), []
-        for path in self._paths():
-            try:
-                piece = load(path)
-                computation, number, result = (piece[name] for name in ("computation", "number", "result"))
-            except (InputError, TypeError, KeyError):
-                damaged.append(path.name)
-                continue
-            if computation != self.computation:
-                text = "must hold pieces of the same question, settings, options and version only"
-                raise InputError("out", f"{text}, got out='{self.folder}' with {path.name} of another computation")
-            results[number] = result
-        if damaged:
-            warnings.warn(f"damaged pieces in '{self.folder}' are computed again: {', '.join(damaged)}", stacklevel=2)
-        return results
-
-    def put(self, number: int, result: Any) -> None:
-        """Keep the result of a piece."""
-        if self.folder is not None:
-            content = {"computation": self.computation, "number": number, "result": result}
-            write_whole(self.folder / f"piece-{number:05d}.npz", pack(content))
-
-    @property
-    def hint(self) -> str:
-        """How to go on after an interruption."""
-        if self.folder is None:
-            return "nothing is kept: a folder out= keeps finished pieces"
-        return f"finished pieces are in out='{self.folder}': the same call with resume=True goes on from there"
-
-    def _paths(self) -> list[Path]:
-        return [] if self.folder is None else sorted(self.folder.glob("piece-*.npz"))
-
-
 def computed(
     function: Callable[..., Any],
     pieces: Sequence[tuple],
-    kept: Kept,
+    store: Store,
     executor: Executor | None,
     done: Callable[[int], None],
 ) -> list[Any]:
@@ -175,6 +105,7 @@ def computed(
 
     Args:
         function: called with the arguments of a piece.
+        store: keeps the results, in files "piece-00000.npz" and so on; those that it has are not computed.
         done: told the number of every piece that is done, also in another process.
 
     Raises:
@@ -182,28 +113,37 @@ def computed(
         RuntimeError: another process of `jax.distributed` ended early.
         KeyboardInterrupt: the user has interrupted the call; a note says what is kept.
     """
-    results = kept.results()
+    results = _finished(store)
     for number in results:
         done(number)
     missing = [number for number in range(len(pieces)) if number not in results]
     processes = jax.process_count() if executor is None else 1
     if processes > 1:  # every process uses the pieces that process 0 has found
-        results = _exchanged(results, kept)[0]
+        results = _gathered(results, store.hint)[0]
         missing = [number for number in range(len(pieces)) if number not in results]
-    own = missing[jax.process_index() % processes :: processes]
+    assigned = missing[jax.process_index() % processes :: processes]
     try:
-        for number, result in answers(function, pieces, own, executor):
+        for number, result in answers(function, pieces, assigned, executor):
             if not isinstance(result, BaseException):
-                kept.put(number, result)
+                store.put(f"{_PIECE}{number:05d}", {_RESULT: np.frombuffer(pack(result), np.uint8)})
             results[number] = result
             done(number)
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"The call was interrupted; {kept.hint}")
+        interrupt.add_note(f"The call was interrupted; {store.hint}")
         raise
     if processes > 1:
-        for share in _exchanged(results, kept):
+        for share in _gathered(results, store.hint):
             results |= share
     return [results[number] for number in range(len(pieces))]
+
+
+def _finished(store: Store) -> dict[int, Any]:
+    """Return the results in a store by the number of their piece."""
+    refusal = InputError(store.argument, "must hold results of this library")
+    return {
+        int(name.removeprefix(_PIECE)): unpack(io.BytesIO(arrays[_RESULT].tobytes()), name, refusal)
+        for name, arrays in store.pieces().items()
+    }
 
 
 def answers(
@@ -240,12 +180,12 @@ def _is_about_pickling(error: BaseException) -> bool:
     return isinstance(error, pickle.PicklingError) or "pickle" in str(error)
 
 
-def _exchanged(results: dict[int, Any], kept: Kept) -> list[dict[int, Any]]:
+def _gathered(results: dict[int, Any], hint: str) -> list[dict[int, Any]]:
     """Return the results that the processes of `jax.distributed` have, in their order."""
     content = np.frombuffer(pickle.dumps(results), np.uint8)
-    (sizes,) = together(multihost_utils.process_allgather, (np.array([content.size]),), kept.hint)
+    (sizes,) = together(multihost_utils.process_allgather, (np.array([content.size]),), hint)
     padded = np.pad(content, (0, int(sizes.max()) - content.size))
-    (rows,) = together(multihost_utils.process_allgather, (padded,), kept.hint)
+    (rows,) = together(multihost_utils.process_allgather, (padded,), hint)
     return [pickle.loads(row[: int(n)].tobytes()) for row, n in zip(rows, sizes.ravel(), strict=True)]
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -192,7 +193,17 @@ def load(path: Path | str) -> Any:
     """
     hint = "" if Path(path).exists() else ", where there is no file"
     refusal = InputError("path", f"must be a whole file that `save` of a result wrote, got path='{path}'{hint}")
-    about, arrays = unpacked(Path(path), refusal)
+    return unpack(Path(path), str(path), refusal)
+
+
+def unpack(file: Path | io.BytesIO, path: str, refusal: InputError) -> Any:
+    """Return what `pack` wrote; warnings are those of `load`.
+
+    Args:
+        path: where it was, for warnings.
+        refusal: error to raise if the content is of another kind.
+    """
+    about, arrays = unpacked(file, refusal)
     if "result" not in about:
         raise refusal
 

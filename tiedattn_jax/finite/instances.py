@@ -34,8 +34,8 @@ from ..averages.rules import Rule
 from ..base import VERSION
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.files import fingerprint
-from ..base.pieces import Kept, computed
+from ..base.files import Store, fingerprint
+from ..base.pieces import PIECES, computed
 from ..base.progress import Progress, reporter
 from ..base.report import Description, Row
 from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
@@ -330,16 +330,17 @@ def run_instances(
         count += len(pieces[number][-1])
         report(count, len(keys))
 
-    def computation() -> str:
-        numbers = (model, rule, jax.random.key_data(keys), (d, float(alpha), theory, normalise, sentences), VERSION)
-        return fingerprint(model.identity_text(), name_of(run), *numbers)
-
     pieces = [(*given, keys[k : k + batch]) for k in range(0, len(keys), batch)]
-    kept = Kept.open(out, resume, computation)
+    computation = {}
+    if out is not None:
+        numbers = (model, rule, jax.random.key_data(keys), (d, float(alpha), theory, normalise, sentences), VERSION)
+        computation = {"fingerprint": fingerprint(model.identity_text(), name_of(run), *numbers)}
+    store = Store(out, computation, "out", PIECES)
+    store.open_folder(resume)
     rows = list[Instance]()
-    for piece in computed(_instances, pieces, kept, executor, done):
+    for piece in computed(_instances, pieces, store, executor, done):
         if isinstance(piece, BaseException):
-            raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {kept.hint}") from piece
+            raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {store.hint}") from piece
         rows += piece
     return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 

@@ -340,7 +340,7 @@ def minimise(
         The weights at the end, and the other fields of a `Training` but the overlaps.
     """
     optimizer = optax.with_extra_args_support(OPTIMIZERS[options.optimizer](options.rate))
-    # What a step has to be multiplied by so that the learning rate is that of the weights themselves.
+    # Every step is multiplied by this factor, so that the learning rate is that of the weights themselves.
     own_rate = {"gd": lambda a: units.loss / a / a, "adam": lambda a: 1 / a, "lbfgs": jnp.ones_like}
     factors = jax.tree.map(own_rate[options.optimizer], units.weights)
 

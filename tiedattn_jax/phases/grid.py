@@ -18,7 +18,7 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base import VERSION
 from ..base.arrays import AnyArray, GivenArray, indexed, stacked
-from ..base.errors import InputError, as_flag, require, require_count, require_kind
+from ..base.errors import require, require_count
 from ..base.files import Store, fingerprint, named
 from ..base.pieces import answers, together
 from ..base.progress import Progress, Report, reporter
@@ -103,10 +103,6 @@ def phase_diagram(
     _, nodes, settings, *_ = prepared(cells.models[0], nodes, settings, GRID_SETTINGS, size=SIZES["grid"])
     if width is not None:
         require_count(width, "width")
-    require_kind(out, "out", (str, pathlib.Path, type(None)), "a folder")
-    resume = as_flag(resume, "resume")
-    if resume and out is None:
-        raise InputError("out", "must name the folder of the run to resume, got out=None with resume=True")
     engine = _Engine(_devices(devices), width)
     grid, (x, y) = _Tracks.of(cells, nodes, settings), cells.axes
     # Only files outlive the definition of the model, whose text takes some tenths of a second.
@@ -121,10 +117,7 @@ def phase_diagram(
         (states,) = engine.run([grid.retry(states, store, report)])
         crossings = engine.run([grid.crossings(states)])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
-        hint = "nothing is kept: a folder out= keeps finished tracks"
-        if out is not None:
-            hint = f"finished tracks are in out='{out}': the same call with resume=True goes on from there"
-        interrupt.add_note(f"phase_diagram was interrupted; {hint}")
+        interrupt.add_note(f"phase_diagram was interrupted; {store.hint}")
         raise
     alphas: Any = grid.alphas
     positional, semantic = (
@@ -227,7 +220,7 @@ class _Tracks(NamedTuple):
         if processes > 1:  # every process uses the tracks in the folder of process 0
             known = np.isin(np.arange(total), list(finished))
             share = known, self.stacked(finished, total)
-            known, tracks = together(multihost_utils.broadcast_one_to_all, share, _hint(store))
+            known, tracks = together(multihost_utils.broadcast_one_to_all, share, store.hint)
             finished = {int(k): indexed(tracks, k) for k in np.flatnonzero(known)}
         unsolved = [number for number in range(total) if number not in finished]
         assigned, cells = unsolved[rank::processes], len(finished) * width
@@ -266,7 +259,7 @@ class _Tracks(NamedTuple):
                 raise error
         tracks = self.stacked(finished, total)
         if processes > 1:
-            shares = together(multihost_utils.process_allgather, tracks, _hint(store))
+            shares = together(multihost_utils.process_allgather, tracks, store.hint)
             owner = np.zeros(total, int)
             owner[unsolved] = np.arange(len(unsolved)) % processes
             tracks = indexed(shares, (owner, np.arange(total)))
@@ -417,12 +410,6 @@ class _Tracks(NamedTuple):
 
 
 _TRACK, _RETRY = "track-", "retry-"
-
-
-def _hint(store: Store) -> str:
-    if store.place is None:
-        return "nothing is kept: start all processes again, with a folder out"
-    return f"finished tracks are in out='{store.place}': start all processes again with resume=True"
 
 
 def _solved_track(

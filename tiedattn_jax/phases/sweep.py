@@ -20,8 +20,8 @@ from ..averages.recipes import SIZES, AnyNodes
 from ..base import VERSION
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_kind, require_positive
-from ..base.files import fingerprint
-from ..base.pieces import Kept, computed, cut
+from ..base.files import Store, fingerprint
+from ..base.pieces import PIECES, computed, cut
 from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status
 from ..base.saved import name_of
@@ -108,11 +108,13 @@ def sweep(
         if executor is not None or out is not None:
             raise InputError("follow", "must be left out beside executor and out: what is followed is computed in turn")
         return followed(grid, report, **options)
-    kept = Kept.open(out, resume, lambda: grid.fingerprint(question, options))
+    computation = {} if out is None else {"fingerprint": grid.fingerprint(question, options)}
+    store = Store(out, computation, "out", PIECES)
+    store.open_folder(resume)
     if executor is None and out is None and jax.process_count() == 1:
         cells = cells_of(grid.run(asked.paths(grid.models, grid.alphas, options), report))
     else:
-        cells = grid.in_pieces(asked, options, kept, executor, report)
+        cells = grid.in_pieces(asked, options, store, executor, report)
     return grid.table(asked.name, cells)
 
 
@@ -268,7 +270,7 @@ class Grid(NamedTuple):
         return fingerprint(name_of(question), text, self.models, self.alphas, sorted(options.items()), VERSION)
 
     def in_pieces(
-        self, asked: Asked, options: dict[str, Any], kept: Kept, executor: Executor | None, report: Report
+        self, asked: Asked, options: dict[str, Any], store: Store, executor: Executor | None, report: Report
     ) -> tuple[Any, ...]:
         """Compute the cells in pieces, on an executor, over processes, or here; those that are kept are read.
 
@@ -286,13 +288,13 @@ class Grid(NamedTuple):
         report(0, len(self.models))
         arguments = [(asked, self.models[piece], self.alphas[piece], options) for piece in pieces]
         cells = list[Any]()
-        for piece, answers in zip(pieces, computed(_answers, arguments, kept, executor, count), strict=True):
+        for piece, answers in zip(pieces, computed(_answers, arguments, store, executor, count), strict=True):
             if isinstance(answers, BaseException):
                 lost = Missing(f"its worker was lost: {answers or type(answers).__name__}", int(Status.nonfinite))
                 answers = [lost] * len(self.models[piece])
             cells += answers
         if all(isinstance(cell, Missing) for cell in cells):
-            raise RuntimeError(f"{asked.name} has no answer at any setting; the first: {cells[0].reason}; {kept.hint}")
+            raise RuntimeError(f"{asked.name} has no answer at any setting; the first: {cells[0].reason}; {store.hint}")
         return tuple(cells)
 
     def table(self, name: str, cells: Sequence[Any]) -> Table:
