@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tiedattn_jax.wide.laws import Eigenvalues, Wishart
+import tiedattn_jax as ta
+from tiedattn_jax.wide.laws import Eigenvalues, GaussianFactors, SingularValues, Wishart, singular_values
 from tiedattn_jax.wide.spectrum import convolution, spectral_prior, stability
 
 LAWS = {
@@ -16,6 +17,10 @@ LAWS = {
     "many": Wishart(2.0),
     "thin": Wishart(0.01),
     "atoms": Eigenvalues([0.3, 0.0, 2.5, 0.3, 0.0, 1.0]),
+    "few factors": GaussianFactors(0.5),
+    "square factors": GaussianFactors(1.0),
+    "many factors": GaussianFactors(2.0),
+    "singular values": SingularValues([0.3, 0.0, 2.5, 0.3, 0.0, 1.0]),
 }
 GAPS = Eigenvalues([0.0, 0.0, 1.0, 2.0])
 
@@ -38,8 +43,9 @@ def moments(law, M, N):
 def test_eigenvalues_have_the_moments_of_their_law(law):
     x = law.eigenvalues(60_000)
     assert np.all(np.diff(x) >= 0)
+    x = np.concatenate([-x[::-1], x]) if law.SYMMETRIC else x
     ties = np.sum((np.unique(x, return_counts=True)[1] / len(x)) ** 2)
-    np.testing.assert_allclose([x.mean(), np.mean(x**2), ties], [law.trace, law.rho, law.ties], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose([np.mean(x**2), ties], [law.rho, law.ties], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(x[-1], law.largest, rtol=5e-3)
 
 
@@ -48,10 +54,11 @@ def test_eigenvalues_have_the_moments_of_their_law(law):
 def test_the_density_has_the_moments_of_a_free_sum(law, N):
     """Free cumulants add, and a semicircle has the second one only."""
     M, found = 0.3, moments(law, 0.3, N)
-    mean, square = M * float(law.trace), M**2 * float(law.rho)
-    third = M**3 * float(np.mean(law.eigenvalues(60_000) ** 3)) + 3 * mean * N
-    np.testing.assert_allclose(found[:3], [1, mean, square + N], rtol=1e-9)
-    np.testing.assert_allclose(found[3], third, rtol=1e-3)  # by the quantiles of the law
+    first = 0.0 if law.SYMMETRIC else np.sqrt(law.kappa) if isinstance(law, Wishart) else np.mean(law.values)
+    mean, square = M * first, M**2 * float(law.rho)
+    third = 0.0 if law.SYMMETRIC else M**3 * float(np.mean(law.eigenvalues(60_000) ** 3)) + 3 * mean * N
+    np.testing.assert_allclose(found[:3], [1, mean, square + N], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found[3], third, rtol=1e-3, atol=1e-12)  # by the quantiles of the law
 
 
 ARGS = np.array([0.25, 0.01, 0.05])
@@ -59,7 +66,10 @@ gradient = jax.jit(jax.grad(lambda args, law: at(law, *args)[2].phi))
 hessian = jax.jit(jax.jacfwd(lambda args, law: jnp.stack([at(law, *args)[2].by_M, at(law, *args)[2].by_N])))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n != "atoms")) for n in LAWS])
+DEFAULT = "atoms", "few factors"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n not in DEFAULT)) for n in LAWS])
 def test_averages_are_the_gradient_of_the_potential_and_have_derivatives(name):
     P, found = at(LAWS[name], *ARGS)[2], hessian(ARGS, LAWS[name])
     np.testing.assert_allclose(gradient(ARGS, LAWS[name]), [P.by_M, P.by_N, -P.trace], rtol=1e-9)
@@ -88,13 +98,19 @@ def test_derivative_in_the_width_of_the_teacher():
         pytest.param(GAPS, 0.5, 1e-3, 0.25, id="first gap"),
         pytest.param(GAPS, 0.5, 1e-3, 0.7, id="second gap"),
         pytest.param(GAPS, 0.5, 1e-3, 0.48, id="lump"),
+        pytest.param(GaussianFactors(0.5), 0.3, 0.01, 0.1, id="few factors"),
+        pytest.param(GaussianFactors(2.0), 0.3, 0.01, 0.1, id="many factors"),
+        pytest.param(SingularValues(GAPS.values), 0.5, 1e-3, 0.25, id="singular values"),
     ],
 )
 def test_the_prior_agrees_with_random_matrices(law, M, N, tau):
     """The threshold lies in the bulk, or in the first or second gap of the spectrum."""
     d = 600
-    G = np.random.default_rng(0).standard_normal((d, d))
-    Y = np.linalg.eigvalsh(np.diag(M * law.eigenvalues(d)) + np.sqrt(N / d / 2) * (G + G.T))
+    G, S = np.random.default_rng(0).standard_normal((d, d)), np.diag(M * law.eigenvalues(d))
+    if law.SYMMETRIC:
+        Y = np.linalg.svd(S + np.sqrt(N / d) * G, compute_uv=False)[::-1]
+    else:
+        Y = np.linalg.eigvalsh(S + np.sqrt(N / d / 2) * (G + G.T))
     top, height, P, stable = at(law, *np.array([M, N, tau]))
     f = np.maximum(Y - tau, 0)
     np.testing.assert_allclose([P.trace, 2 * P.phi, P.share], [f.mean(), (f**2).mean(), (f > 0).mean()], rtol=0.01)
@@ -102,14 +118,16 @@ def test_the_prior_agrees_with_random_matrices(law, M, N, tau):
         np.testing.assert_allclose(P.share, (f > 0).mean(), rtol=1e-12)
     np.testing.assert_allclose(top, Y[-1], rtol=0.03)
     same = np.eye(len(Y))
-    slopes = np.where(same > 0, f > 0, (f[:, None] - f) / (Y[:, None] - Y + same))
-    np.testing.assert_allclose(stable, 0.5 * (slopes**2).mean(), rtol=0.01)
+    squares = np.where(same > 0, f > 0, (f[:, None] - f) / (Y[:, None] - Y + same)) ** 2
+    if law.SYMMETRIC:
+        squares += ((f[:, None] + f) / (Y[:, None] + Y)) ** 2
+    np.testing.assert_allclose(stable, 0.5 * squares.mean(), rtol=0.01)
 
 
 @pytest.mark.full
-def test_the_closed_form_agrees_with_its_quantiles():
-    law = Wishart(0.5)
-    exact, atoms = (at(one, 0.28, 8e-4, 0.05)[2] for one in (law, Eigenvalues(law.eigenvalues(300))))
+@pytest.mark.parametrize("law, atoms", [(Wishart(0.5), Eigenvalues), (GaussianFactors(0.5), SingularValues)])
+def test_the_closed_form_agrees_with_its_quantiles(law, atoms):
+    exact, atoms = (at(one, 0.28, 8e-4, 0.05)[2] for one in (law, atoms(law.eigenvalues(300))))
     np.testing.assert_allclose(np.stack(atoms), np.stack(exact), rtol=2e-3)
 
 
@@ -166,6 +184,23 @@ def test_every_eigenvalue_stands_for_the_middle_of_its_share():
     atoms = Eigenvalues([3.0, 1.0, 2.0])
     assert atoms.eigenvalues(2).tolist() == [1, 3] and atoms.eigenvalues(6).tolist() == [1, 1, 2, 2, 3, 3]
     one = Eigenvalues([0.5])
-    assert [float(number) for number in (one.trace, one.rho, one.ties)] == [0.5, 0.25, 1.0]
+    assert [float(number) for number in (one.rho, one.ties)] == [0.25, 1.0]
     assert str(Wishart(0.5)) == "Wishart matrix of width 0.5 d"
     assert str(Eigenvalues([2.5, 0.25, 1.0])) == "3 eigenvalues from 0.25 to 2.5"
+
+
+def test_singular_values_of_a_product_need_no_product():
+    for shape in ((6, 2), (6, 6), (4, 9)):
+        W_Q, W_K = np.random.default_rng(0).standard_normal((2, *shape))
+        product = np.linalg.svd(W_Q @ W_K.T, compute_uv=False)[::-1]
+        np.testing.assert_allclose(singular_values(W_Q, W_K), product, atol=1e-12)
+    with pytest.raises(ta.InputError, match="W_K must have shape"):
+        singular_values(np.ones((4, 2)), np.ones((4, 3)))
+
+
+@pytest.mark.parametrize("kappa", [0.2, 1.0, 3.0])
+def test_gaussian_factors_have_the_singular_values_of_their_law(kappa):
+    d = 600
+    Q, K = np.random.default_rng(0).standard_normal((2, d, int(kappa * d)))
+    values = singular_values(Q / np.sqrt(d), K / np.sqrt(d)) / np.sqrt(kappa)
+    assert np.mean(np.abs(values - GaussianFactors(kappa).eigenvalues(d))) < 0.006  # half of it at d = 1,200

@@ -1,7 +1,9 @@
 """Wide layers: query-key matrices whose rank grows with the dimension.
 
-laws           laws of the teacher's eigenvalues
-layer          the loss of symmetric scores, its numbers and scalings
+laws           laws of the teacher's eigenvalues and singular values
+layer          the loss of scores, its numbers and scalings
+directions     what the loss sees of the scores
+attention      dot-product attention, tied and untied
 spectrum       the free convolution of a law with a semicircle, the prior's potential
 channel        averages over the scores: the proximal operator
 states         a state and how it prints; the spectrum of the trained matrix
@@ -11,6 +13,7 @@ finite         sentences of finite dimension, training, message passing
 instances      runs on such sentences beside the theory
 """
 
+from .attention import DotProduct as DotProduct, UntiedDotProduct as UntiedDotProduct
 from .finite import (
     gamp as gamp,
     heldout_error as heldout_error,
@@ -19,8 +22,13 @@ from .finite import (
 )
 from .fixed_points import solve as solve
 from .instances import run_instances as run_instances
-from .laws import SpectrumLaw as SpectrumLaw, Wishart as Wishart
-from .layer import DotProduct as DotProduct, Layer as Layer
+from .laws import (
+    GaussianFactors as GaussianFactors,
+    SpectrumLaw as SpectrumLaw,
+    Wishart as Wishart,
+    singular_values as singular_values,
+)
+from .layer import Layer as Layer, UntiedLayer as UntiedLayer
 from .optimum import (
     bayes as bayes,
     onset as onset,

@@ -1,7 +1,8 @@
 """Averages of a wide layer's channel: the proximal operator of the loss over the scores of student and teacher.
 
-The scores of a fresh sentence are Gaussian, in the coordinates of `Layer.basis` independent with the covariance
+The scores of a fresh sentence are Gaussian, in the coordinates of `Layer.blocks` independent with the covariance
 [[q, m], [m, rho]] of the student's w and the teacher's y. The proximal point minimises ``loss(h) + |h - w|^2 / (2 V)``.
+Every node is for one block of directions, and the averages are sums over the blocks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _RADIUS = 6.2  # of the ball
 _TEACHER_STEP = 0.6
 _STUDENT_STEP = 1.0
 _SPREAD = 2.5  # of scores times beta at the standard setting, for which the student's step was chosen
+_FINER = 2  # by so much the steps of a lattice in two dimensions are shorter: its points cost little
 _DIGITS = 4  # binary digits of the number of points, so that layers share their compiled programs
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
 _SOBOL = Sobol(2**14)
@@ -45,6 +47,8 @@ class WideNodes(eqx.Module):
     """Standard normal fields of student and teacher with their weights, in every replicate.
 
     Attributes:
+        weight: sums to one over the nodes of each block.
+        row: one for the block of the node, zero for the others.
         along: projections of the tokens on the encodings' line, if their length is of order one; else empty.
     """
 
@@ -52,6 +56,32 @@ class WideNodes(eqx.Module):
     teacher: Float[Array, "R n N"]
     along: Float[Array, "R t N"]
     weight: Float[Array, "R N"]
+    row: Float[Array, "R B N"]
+
+    @classmethod
+    def of_blocks(
+        cls, layer: Layer, student: Any, teacher: Any, along: Any, weight: Any, merge: bool = False
+    ) -> WideNodes:
+        """Return the nodes of all blocks from those of one, or with `merge` of one for each set of equal blocks."""
+        kept, counts = layer.equal_blocks if merge else (np.arange(len(layer.blocks)), np.ones(len(layer.blocks)))
+        count, (replicates, size) = len(kept), weight.shape
+        row = np.repeat(np.eye(len(layer.blocks))[:, kept], size, 1)
+        row = np.broadcast_to(row, (replicates, *row.shape))
+        student, teacher, along, weight = (np.tile(a, count) for a in (student, teacher, along, weight))
+        weight = weight * np.repeat(counts, size)
+        return cls(*(jnp.asarray(a, layer.tau.dtype) for a in (student, teacher, along, weight, row)))
+
+
+class Inside(NamedTuple):
+    """How the coordinates of every node enter the loss.
+
+    Attributes:
+        shift: what the encodings add to them, (n, N).
+        row: block of the node, see `WideNodes`.
+    """
+
+    shift: Float[Array, "n N"]
+    row: Float[Array, "B N"]
 
 
 def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
@@ -62,34 +92,38 @@ def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
             length of order one, else for 2^14 Sobol points.
             The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
             `WideNodes` are returned as they are.
-        whole: whether to keep both of two opposite points of the lattice if the loss is even. Derivatives in numbers of
-            the layer need both.
+        whole: whether to keep both of two opposite points of the lattice if the loss is even, and all blocks if some
+            are equal. Derivatives in numbers of the layer need them.
     """
     if isinstance(nodes, WideNodes):
         return nodes
-    n, tokens = layer.seen, 0 if layer.length is None else layer.tokens
+    n, tokens = layer.blocks.shape[1], 0 if layer.length is None else layer.tokens
+    whole = whole or not is_concrete(layer)
     if nodes is None and 2 * n + tokens <= _MOST_FIELDS:
-        return _lattice(layer, layer.is_even and not whole)
+        return _lattice(layer, whole)
     recipe = _SOBOL if nodes is None else nodes
     if not isinstance(recipe, Sobol):
         raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
-    normals = jnp.asarray(sobol_normals(2 * n + tokens, recipe.n, recipe.seed, recipe.replicates, "n"), layer.tau.dtype)
-    weight = jnp.full((recipe.replicates, recipe.n), 1 / recipe.n, layer.tau.dtype)
-    return WideNodes(normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight)
+    normals = sobol_normals(2 * n + tokens, recipe.n, recipe.seed, recipe.replicates, "n")
+    weight = np.full((recipe.replicates, recipe.n), 1 / recipe.n)
+    return WideNodes.of_blocks(layer, normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight, not whole)
 
 
-def _lattice(layer: Layer, half: bool) -> WideNodes:
+def _lattice(layer: Layer, whole: bool) -> WideNodes:
     """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
 
     Args:
-        half: whether to keep one point of every pair of opposite ones.
+        whole: as in `wide_nodes`.
     """
-    n = layer.seen
+    half = layer.is_even and not whole
+    n = layer.blocks.shape[1]
     # The teacher's scores, times beta, are spread over sqrt(rho) along the longest direction.
-    longest = float(np.sqrt(np.linalg.eigvalsh(np.einsum("iab,jab->ij", layer.basis, layer.basis)).max() / 2))
+    gram = np.einsum("biac,bjac->bij", layer.blocks, layer.blocks)
+    longest = float(np.sqrt(np.linalg.eigvalsh(gram).max() / 2))
     beta, rho = getattr(layer, "beta", 1.0), layer.teacher.rho + layer.noise
     spread = float(beta * jnp.sqrt(rho)) * longest if is_concrete(beta, rho) else _SPREAD
     steps = np.repeat([_TEACHER_STEP / max(spread, 1.0), _STUDENT_STEP / max(spread / _SPREAD, 1.0)], n)
+    steps /= _FINER if n == 1 else 1
     points = []
     for shift in (0.0, 0.5):
         counts = [math.ceil(_RADIUS / step) for step in steps]
@@ -107,7 +141,7 @@ def _lattice(layer: Layer, half: bool) -> WideNodes:
     if half:
         weight *= np.where((padded != 0).any(1), 2, 1)
     weight /= weight.sum(1, keepdims=True)
-    return WideNodes(*(jnp.asarray(a, layer.tau.dtype) for a in (padded[:, n:], padded[:, :n], padded[:, :0], weight)))
+    return WideNodes.of_blocks(layer, padded[:, n:], padded[:, :n], padded[:, :0], weight, not whole)
 
 
 class ChannelAverages(NamedTuple):
@@ -154,10 +188,10 @@ def shift_directions(layer: Layer, nodes: WideNodes) -> Float[Array, "n k N"]:
     R ((z_a + p_a) (z_b + p_b) - delta_ab).
     """
     if layer.length is None:
-        unit = jnp.eye(layer.seen, layer.shifts, dtype=layer.tau.dtype)[..., None]
-        return jnp.broadcast_to(unit, (*unit.shape[:2], nodes.weight.shape[-1]))
+        block, place = (index[: layer.shifts] for index in layer.directions)
+        return jnp.eye(len(nodes.student), dtype=layer.tau.dtype)[:, place, None] * nodes.row[block]
     z = nodes.along + layer.length * jnp.asarray([[1.0], [-1.0]], layer.tau.dtype)
-    return layer.coordinates(z[:, None] * z - jnp.eye(2, dtype=z.dtype)[..., None])[:, None]
+    return layer.coordinates(z[:, None] * z - jnp.eye(2, dtype=z.dtype)[..., None])[0, :, None]
 
 
 def channel_averages(
@@ -177,9 +211,9 @@ def channel_averages(
     """
     w, y = score_fields(nodes, q, m, layer.teacher.rho + layer.noise)
     D = shift_directions(layer, nodes)
-    shift = _shift(D, t)
-    h = score_prox(layer, w, y, V, shift, guess)
-    gradient, H, C = (at_nodes(fn)(layer, h, y, shift) for fn in (_score_gradient, _score_hessian, _score_cross))
+    inside = Inside(_shift(D, t), nodes.row)
+    h = score_prox(layer, w, y, V, inside, guess)
+    gradient, H, C = (at_nodes(fn)(layer, h, y, inside) for fn in (_score_gradient, _score_hessian, _score_cross))
     n = len(h)
     eye = jnp.eye(n, dtype=h.dtype)[..., None]
     matrix = eye + V * H
@@ -193,12 +227,12 @@ def channel_averages(
     def trace(a: Array) -> Array:
         return total(a[i, i] for i in range(n))
 
-    loss = at_nodes(_score_loss)(layer, h, y, shift)
+    train_loss = mean(at_nodes(_score_loss)(layer, h, y, inside)) - layer.excess
     square = jnp.sum(gradient**2, 0)
     twice = total(by_w[i, j] * by_w[j, i] for i in range(n) for j in range(n))
     means = ChannelAverages(
-        moreau=mean(loss + 0.5 * V * square),
-        train_loss=mean(loss),
+        moreau=train_loss + 0.5 * V * mean(square),
+        train_loss=train_loss,
         information=-mean(trace(by_w)),
         signal=mean(trace(by_y)),
         force=mean(square),
@@ -210,12 +244,12 @@ def channel_averages(
     return means, h
 
 
-def response(layer: Layer, h: Array, y: Array, V: Array, shift: Array) -> tuple[Float[Array, "n N"], Float[Array, ""]]:
-    """Return what message passing needs at proximal points h: g of every sentence, and the average - Tr dg / dw."""
-    H = at_nodes(_score_hessian)(layer, h, y, shift)
+def response(layer: Layer, h: Array, y: Array, V: Array, inside: Inside) -> tuple[Float[Array, "n N"], Array]:
+    """Return what message passing needs at proximal points h: g, and - Tr dg / dw at every node, (N,)."""
+    H = at_nodes(_score_hessian)(layer, h, y, inside)
     n = len(h)
     solved = ldl_solve(jnp.eye(n, dtype=h.dtype)[..., None] + V * H, H)
-    return -at_nodes(_score_gradient)(layer, h, y, shift), jnp.mean(total(solved[i, i] for i in range(n)))
+    return -at_nodes(_score_gradient)(layer, h, y, inside), total(solved[i, i] for i in range(n))
 
 
 def second_start(
@@ -228,13 +262,15 @@ def second_start(
     200, the two starts together miss the lowest point at two, the fields alone at 97.
     """
     w, y = score_fields(nodes, q, m, layer.teacher.rho + layer.noise)
-    shift = _shift(shift_directions(layer, nodes), t)
+    inside = Inside(_shift(shift_directions(layer, nodes), t), nodes.row)
 
-    other, value = score_prox(layer, w, y, V, shift), _prox_energy(points, layer, w, y, V, shift)
+    other, value = score_prox(layer, w, y, V, inside), _prox_energy(points, layer, w, y, V, inside)
     unit = jnp.max(jnp.abs(w), 0) + jnp.sqrt(layer.teacher.rho)
     differ = jnp.max(jnp.abs(other - points), 0) > _APART * unit
-    is_lower = differ & (_prox_energy(other, layer, w, y, V, shift) < value - tolerance(_SAME, 1e3, w) * jnp.abs(value))
-    return jnp.where(is_lower, other, points), jnp.sum(nodes.weight * differ)
+    is_lower = differ & (
+        _prox_energy(other, layer, w, y, V, inside) < value - tolerance(_SAME, 1e3, w) * jnp.abs(value)
+    )
+    return jnp.where(is_lower, other, points), jnp.sum(nodes.weight * differ) / len(nodes.row)
 
 
 def tolerance(least: float, units: float, a: Array) -> float:
@@ -249,17 +285,18 @@ def _shift(D: Float[Array, "n k N"], t: Float[Array, " k"]) -> Float[Array, "n N
 def test_error(layer: Layer, nodes: WideNodes, q: Array, m: Array, t: Float[Array, " k"]) -> Array:
     """Return the loss on fresh sentences without noise."""
     w, y = score_fields(nodes, q, m, layer.teacher.rho)
-    return jnp.sum(nodes.weight * at_nodes(_score_loss)(layer, w, y, _shift(shift_directions(layer, nodes), t)))
+    inside = Inside(_shift(shift_directions(layer, nodes), t), nodes.row)
+    return jnp.sum(nodes.weight * at_nodes(_score_loss)(layer, w, y, inside)) - layer.excess
 
 
 def score_prox(
-    layer: Layer, w: Array, y: Array, V: Array, shift: Array, guess: Array | None = None
+    layer: Layer, w: Array, y: Array, V: Array, inside: Inside, guess: Array | None = None
 ) -> Float[Array, "n N"]:
     """Return the proximal points, with their implicit derivatives.
 
     Newton's method for h - w + V dloss/dh = 0 with the damping of Levenberg and Marquardt where the energy increases.
     """
-    problem = layer_, w_, y_, V_, shift_ = lax.stop_gradient((layer, w, y, V, shift))
+    problem = layer_, w_, y_, V_, inside_ = lax.stop_gradient((layer, w, y, V, inside))
     n = len(w)
     eye = jnp.eye(n, dtype=w.dtype)[..., None]
     least, tol = tolerance(_ROUNDING, 1e3, w), tolerance(_PROX_TOL, 20.0, w)
@@ -268,7 +305,7 @@ def score_prox(
     def body(state: tuple) -> tuple:
         h, value, damping, _, count = state
         residual = _prox_residual(h, *problem)
-        matrix = (1 + damping) * eye + V_ * at_nodes(_score_hessian)(layer_, h, y_, shift_)
+        matrix = (1 + damping) * eye + V_ * at_nodes(_score_hessian)(layer_, h, y_, inside_)
         step = ldl_solve(matrix, residual, 0.1 * jnp.ones(n, w.dtype))
         length = jnp.max(jnp.abs(step), 0) / unit
         trial = h - step
@@ -281,34 +318,34 @@ def score_prox(
     first = w_ if guess is None else lax.stop_gradient(guess)
     start = (first, _prox_energy(first, *problem), jnp.zeros_like(w_[0]), jnp.asarray(False), 0)
     h = lax.while_loop(lambda s: ~s[3] & (s[4] < _PROX_STEPS), body, start)[0]
-    return with_root(_prox_residual, h, layer, w, y, V, shift, solve=_prox_solve)
+    return with_root(_prox_residual, h, layer, w, y, V, inside, solve=_prox_solve)
 
 
-def _prox_energy(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, " N"]:
+def _prox_energy(h: Array, layer: Layer, w: Array, y: Array, V: Array, inside: Inside) -> Float[Array, " N"]:
     """Return V loss + |h - w|^2 / 2, which the proximal points minimise."""
-    return V * at_nodes(_score_loss)(layer, h, y, shift) + 0.5 * jnp.sum((h - w) ** 2, 0)
+    return V * at_nodes(_score_loss)(layer, h, y, inside) + 0.5 * jnp.sum((h - w) ** 2, 0)
 
 
-def _prox_residual(h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array) -> Float[Array, "n N"]:
+def _prox_residual(h: Array, layer: Layer, w: Array, y: Array, V: Array, inside: Inside) -> Float[Array, "n N"]:
     """Return the gradient of the energy."""
-    return h - w + V * at_nodes(_score_gradient)(layer, h, y, shift)
+    return h - w + V * at_nodes(_score_gradient)(layer, h, y, inside)
 
 
 def _prox_solve(
-    change: Array, h: Array, layer: Layer, w: Array, y: Array, V: Array, shift: Array
+    change: Array, h: Array, layer: Layer, w: Array, y: Array, V: Array, inside: Inside
 ) -> Float[Array, "n N"]:
     """Return the steps that change the residual by `change`."""
-    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_score_hessian)(layer, h, y, shift)
+    matrix = jnp.eye(len(h), dtype=h.dtype)[..., None] + V * at_nodes(_score_hessian)(layer, h, y, inside)
     return ldl_solve(matrix, change[:, None])[:, 0]
 
 
 def at_nodes(fn: Any) -> Any:
     """Map a function of one node over the last axis of the fields."""
-    return lambda layer, h, y, shift: nodewise(fn)(layer, h + shift, y)
+    return lambda layer, h, y, inside: nodewise(fn)(layer, h + inside.shift, y, inside.row)
 
 
-def _score_loss(layer: Layer, h: Array, y: Array) -> Array:
-    return layer.node_loss(h, y)
+def _score_loss(layer: Layer, h: Array, y: Array, row: Array) -> Array:
+    return layer.node_loss(h, y, row)
 
 
 _score_gradient = jax.grad(_score_loss, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,7 +29,7 @@ from ..base.errors import (
 )
 from ..base.report import Description, rows_of
 from ..base.results import Average, Result, Status, student_factor
-from .channel import response, score_prox, tolerance
+from .channel import Inside, response, score_prox, tolerance
 from .layer import Layer, require_layer
 from .states import WideNumbers, WidePoint
 
@@ -46,16 +47,30 @@ class WideData(eqx.Module):
     """Sentences of a wide layer.
 
     Attributes:
-        x: tokens of the student with their encodings, (n, L, d).
+        x: tokens of the student with their encodings, (n, L, d); the queries of an untied layer that sees "cross".
         teacher: the teacher's matrix S*, (d, d).
         scores: the teacher's scores, with noise, (n, L, L).
         encodings: encodings p_l, (L, d); zero without.
+        keys: tokens of the keys with their encodings, (n, L, d); those of x but for "cross".
+        key_encodings: encodings of the keys, (L, d).
     """
 
     x: Float[Array, "n L d"]
     teacher: Float[Array, "d d"]
     scores: Float[Array, "n L L"]
     encodings: Float[Array, "L d"]
+    keys: Float[Array, "n L d"] | None = None
+    key_encodings: Float[Array, "L d"] | None = None
+
+    @property
+    def token_pairs(self) -> tuple[Float[Array, "n L d"], Float[Array, "n L d"]]:
+        """The tokens of queries and keys."""
+        return self.x, self.x if self.keys is None else self.keys
+
+    @property
+    def encoding_pairs(self) -> tuple[Float[Array, "L d"], Float[Array, "L d"]]:
+        """The encodings of queries and keys."""
+        return self.encodings, self.encodings if self.key_encodings is None else self.key_encodings
 
     @property
     def alpha(self) -> float:
@@ -66,7 +81,8 @@ class WideData(eqx.Module):
 def sample_data(model: Layer, d: int, alpha: Number, key: Array) -> WideData:
     """Draw n = alpha d^2 sentences. The teacher has the quantiles of its law as eigenvalues, in a random basis.
 
-    Long encodings are orthogonal, with length sqrt(d); those of order one are opposite.
+    That of an untied layer has them as singular values, in two random bases. Long encodings are orthogonal, with length
+    sqrt(d); those of order one are opposite.
 
     Raises:
         InputError: d is no count of at least two, alpha is not positive, the sentences do not fit into the memory, or
@@ -79,24 +95,38 @@ def sample_data(model: Layer, d: int, alpha: Number, key: Array) -> WideData:
     n, L, dtype = max(1, round(count)), model.tokens, model.tau.dtype
     require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
     keys = jax.random.split(key, 4)
-    basis = jnp.linalg.qr(jax.random.normal(keys[0], (d, d), dtype))[0]
-    teacher = (basis * jnp.asarray(model.teacher.eigenvalues(d), dtype)) @ basis.T
-    x = jax.random.normal(keys[1], (n, L, d), dtype)
-    half = jax.random.normal(keys[2], (n, L, L), dtype) * jnp.sqrt(model.noise)
-    noise = (jnp.tril(half) + jnp.swapaxes(jnp.tril(half), 1, 2)) / jnp.where(jnp.eye(L) > 0, jnp.sqrt(2.0), 1.0)
-    p = jnp.zeros((L, d), dtype)
+    crosses = getattr(model, "sees", "") == "cross"
+
+    def drawn(key: Array, count: int, draw: Callable[[Array], Array]) -> list[Array]:
+        """Return what is drawn for queries, and a second draw for keys if the count is two."""
+        return [draw(key) for key in (key, jax.random.fold_in(key, 1))[:count]]
+
+    bases = drawn(keys[0], model.sides, lambda key: jnp.linalg.qr(jax.random.normal(key, (d, d), dtype))[0])
+    teacher = (bases[0] * jnp.asarray(model.teacher.eigenvalues(d), dtype)) @ bases[-1].T
+    x = drawn(keys[1], 1 + crosses, lambda key: jax.random.normal(key, (n, L, d), dtype))
+    noise = jax.random.normal(keys[2], (n, L, L), dtype) * jnp.sqrt(model.noise)
+    if model.sides == 1:
+        noise = jnp.tril(noise) + jnp.swapaxes(jnp.tril(noise), 1, 2)
+        noise /= jnp.where(jnp.eye(L) > 0, jnp.sqrt(2.0), 1.0)
+    p = [jnp.zeros((L, d), dtype)] * (1 + crosses)
     if model.encodings is not None:
-        units = jnp.linalg.qr(jax.random.normal(keys[3], (d, L), dtype))[0].T
-        p = jnp.sqrt(d) * units if model.length is None else model.length * jnp.array([[1.0], [-1.0]], dtype) * units[0]
-    return WideData(x + p, teacher, scores(x, teacher) + noise, p)
+        units = drawn(keys[3], 1 + crosses, lambda key: jnp.linalg.qr(jax.random.normal(key, (d, L), dtype))[0].T)
+        length = np.sqrt(d) if model.length is None else model.length * jnp.array([[1.0], [-1.0]], dtype)
+        p = [length * (unit if model.length is None else unit[0]) for unit in units]
+    labels = scores(model, (x[0], x[-1]), teacher) + noise
+    tokens = [a + b for a, b in zip(x, p, strict=True)]
+    return WideData(tokens[0], teacher, labels, p[0], *((tokens[1], p[1]) if crosses else ()))
 
 
 @precise
-def scores(x: Float[Array, "n L d"], S: Float[Array, "d d"]) -> Float[Array, "n L L"]:
-    """Return h_ab = (x_a^T S x_b - delta_ab Tr S) / sqrt(d) for every sentence."""
+def scores(
+    layer: Layer, tokens: tuple[Float[Array, "n L d"], Float[Array, "n L d"]], S: Float[Array, "d d"]
+) -> Float[Array, "n L L"]:
+    """Return h_ab = x_a^T S y_b / sqrt(d) for every sentence; that of a tied layer is minus delta_ab Tr S / sqrt(d)."""
+    x, y = tokens
     n, L, d = x.shape
-    product = jnp.einsum("nad,nbd->nab", (x.reshape(n * L, d) @ S).reshape(x.shape), x)
-    return (product - jnp.eye(L, dtype=x.dtype) * jnp.trace(S)) / np.sqrt(d)
+    product = jnp.einsum("nad,nbd->nab", (x.reshape(n * L, d) @ S).reshape(x.shape), y)
+    return (product - (jnp.eye(L, dtype=x.dtype) * jnp.trace(S) if layer.sides == 1 else 0)) / np.sqrt(d)
 
 
 class WideTraining(WideNumbers, Result):
@@ -127,10 +157,11 @@ class WideTraining(WideNumbers, Result):
 def train(
     model: Layer, data: WideData, *, over: str = "S", key: Array | None = None, steps: int = _MOST_STEPS
 ) -> WideTraining:
-    """Minimise the risk: over S by accelerated proximal gradients, whose zeros are exact, or over Q by L-BFGS.
+    """Minimise the risk: over S by accelerated proximal gradients, whose zeros are exact, or over factors by L-BFGS.
 
     Args:
-        over: "S" for positive semidefinite matrices of any rank; "Q" for Q with kappa d columns.
+        over: "S" for matrices of any rank, positive semidefinite in a tied layer; "Q" for the factor Q with kappa d
+            columns, and K in an untied layer.
         key: random key of the first Q, and of the sentences of the test error; by default that of zero.
         steps: largest number of steps.
     """
@@ -143,7 +174,7 @@ def train(
     else:
         d = data.x.shape[-1]
         columns = max(1, round(float(model.kappa) * d))
-        first = jax.random.normal(key, (d, columns), data.x.dtype) / d**0.25
+        first = jax.random.normal(key, (model.sides, d, columns), data.x.dtype) / d**0.25
         S, count, done = _factor_descent(model, data, first, steps)
     return _training_of(model, data, S, count, done, key)
 
@@ -156,7 +187,7 @@ def _require_data(model: Layer, data: WideData) -> None:
 def _empirical(layer: Layer, data: WideData, S: Array) -> Float[Array, ""]:
     """Return the summed losses of the training sentences over d^2."""
     d = data.x.shape[-1]
-    return jnp.sum(jax.vmap(layer.loss)(scores(data.x, S), data.scores)) / d**2
+    return jnp.sum(jax.vmap(layer.loss)(scores(layer, data.token_pairs, S), data.scores)) / d**2
 
 
 def _relative_change(change: Float[Array, "a b"], value: Float[Array, "a b"]) -> Float[Array, ""]:
@@ -164,34 +195,53 @@ def _relative_change(change: Float[Array, "a b"], value: Float[Array, "a b"]) ->
     return jnp.linalg.norm(change) / jnp.maximum(jnp.linalg.norm(value), jnp.finfo(value.dtype).tiny)
 
 
-def _positive_part(S: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    values, vectors = jnp.linalg.eigh((S + S.T) / 2)
-    return (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+class _Spectral(NamedTuple):
+    """A matrix left diag(values) right^T: eigenvalues of a tied layer's, singular values of an untied one's."""
+
+    left: Float[Array, "d d"]
+    values: Float[Array, " d"]
+    right: Float[Array, "d d"]
+
+    @classmethod
+    def of(cls, layer: Layer, S: Float[Array, "d d"]) -> _Spectral:
+        """Decompose a matrix, that of a tied layer after it is made symmetric."""
+        if layer.sides == 1:
+            values, vectors = jnp.linalg.eigh((S + S.T) / 2)
+            return cls(vectors, values, vectors)
+        left, values, right = jnp.linalg.svd(S)
+        return cls(left, values, right.T)
+
+    def beyond(self, tau: Float[Array, ""]) -> Float[Array, "d d"]:
+        """Return the matrix with the part of every value beyond tau, zero below."""
+        return (self.left * jnp.maximum(self.values - tau, 0.0)) @ self.right.T
 
 
 @program
 @precise
 def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array, Any, Array]:
-    """Minimise over S = W S' W. W shrinks the span of the encodings, whose length makes the problem ill-conditioned."""
+    """Minimise the risk of a tied layer over S = W S' W, that of an untied one over S.
+
+    W shrinks the span of long encodings, whose length makes the problem ill-conditioned. The trace norm of an untied S
+    has no proximal operator in S'.
+    """
     x, p = data.x, data.encodings
     d = x.shape[-1]
     W = jnp.eye(d, dtype=x.dtype)
-    if layer.is_long:
+    if layer.is_long and layer.sides == 1:
         unit = jnp.linalg.qr(p.T)[0]
         W = W - (1 - 1 / jnp.sqrt(jnp.sum(p[0] ** 2))) * unit @ unit.T
-    penalty = layer.tau / d * W @ W  # of S', over d^2
+    # The trace is linear, so that it may be taken out of the threshold.
+    penalty, threshold = (layer.tau / d * W @ W, 0.0) if layer.sides == 1 else (0.0, layer.tau / d)
     tol, rounding = tolerance(_TOL, _ROUNDING, x), tolerance(1e-13, 10.0, x)
 
     def smooth(S: Array) -> Array:
         return _empirical(layer, data, W @ S @ W)
 
-    def value_and_slope(S: Array) -> tuple[Array, Array]:
-        value, gradient = jax.value_and_grad(smooth)(S)
-        return value, (gradient + gradient.T) / 2
+    value_and_slope = jax.value_and_grad(smooth)
 
     def body(state: tuple) -> tuple:
         S, Z, momentum, curvature, value_Z, gradient, _, count = state
-        after = _positive_part(Z - (gradient + penalty) / curvature)
+        after = _Spectral.of(layer, Z - (gradient + penalty) / curvature).beyond(threshold / curvature)
         value = smooth(after)
         step = after - Z
         bound = value_Z + jnp.vdot(gradient, step) + 0.5 * curvature * jnp.vdot(step, step)
@@ -213,14 +263,18 @@ def _proximal_gradient(layer: Layer, data: WideData, steps: int) -> tuple[Array,
 
 @program
 @precise
-def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], steps: int) -> tuple:
-    d, columns = first.shape
+def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "f d k"], steps: int) -> tuple:
+    """Minimise the risk over the f = 1 or 2 factors of S."""
+    _, d, columns = first.shape
     tol = tolerance(_TOL, _ROUNDING, first)
     scale = d * jnp.sqrt(columns / d)
 
-    def risk(Q: Array) -> Array:
-        S = Q @ Q.T / scale
-        return _empirical(layer, data, S) + layer.tau * jnp.trace(S) / d
+    def matrix(factors: Array) -> Array:
+        return factors[0] @ factors[-1].T / scale
+
+    def risk(factors: Array) -> Array:
+        ridge = layer.tau * jnp.sum(factors**2) / (len(factors) * scale * d)
+        return _empirical(layer, data, matrix(factors)) + ridge
 
     optimizer = optax.lbfgs(memory_size=20)
     value_and_grad = optax.value_and_grad_from_state(risk)
@@ -234,7 +288,7 @@ def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], st
 
     start = (first, optimizer.init(first), jnp.asarray(jnp.inf, first.dtype), 0)
     Q, _, change, count = lax.while_loop(lambda s: (s[2] > tol) & (s[3] < steps), body, start)
-    return Q @ Q.T / scale, count, change <= tol
+    return matrix(Q), count, change <= tol
 
 
 @program
@@ -242,8 +296,10 @@ def _factor_descent(layer: Layer, data: WideData, first: Float[Array, "d k"], st
 def _training_of(layer: Layer, data: WideData, S: Array, count: Array, done: Array, key: Array) -> WideTraining:
     """Return the result of a search that ended at S after `count` steps, within its tolerance if it is `done`."""
     n, _, d = data.x.shape
-    values = jnp.linalg.eigvalsh(S)
-    risk, trace = _empirical(layer, data, S), jnp.trace(S) / d
+    values = _Spectral.of(layer, S).values
+    largest = jnp.max(values)
+    risk, trace = _empirical(layer, data, S), jnp.sum(values) / d
+    p, r = data.encoding_pairs
     status = jnp.where(done, Status.converged, Status.max_steps)
     return WideTraining(
         S=S,
@@ -254,9 +310,9 @@ def _training_of(layer: Layer, data: WideData, S: Array, count: Array, done: Arr
         train_loss=risk * d**2 / n,
         gen_error=jnp.mean(_fresh_losses(layer, data, S, key, -(-n // _BLOCK))),
         energy=risk + layer.tau * trace,
-        share=jnp.mean(jnp.where(values > 1e-6 * values[-1], 1.0, 0.0).astype(S.dtype)),
-        largest=values[-1],
-        offset=data.encodings @ S @ data.encodings.T / np.sqrt(d),
+        share=jnp.mean(jnp.where(values > 1e-6 * largest, 1.0, 0.0).astype(S.dtype)),
+        largest=largest,
+        offset=p @ S @ r.T / np.sqrt(d),
         iterations=count,
         status=jnp.where(jnp.all(jnp.isfinite(S)), status, Status.nonfinite),
     )
@@ -268,8 +324,12 @@ def _fresh_losses(layer: Layer, data: WideData, S: Array, key: Array, blocks: in
     key, shape = jax.random.fold_in(key, _FRESH), (_BLOCK, *data.encodings.shape)
 
     def losses(k: Int[Array, ""]) -> Float[Array, " block"]:
-        x = jax.random.normal(jax.random.fold_in(key, k), shape, S.dtype)
-        return jax.vmap(layer.loss)(scores(x + data.encodings, S), scores(x, data.teacher))
+        key_k = jax.random.fold_in(key, k)
+        x = y = jax.random.normal(key_k, shape, S.dtype)
+        if data.keys is not None:
+            y = jax.random.normal(jax.random.fold_in(key_k, 1), shape, S.dtype)
+        p, r = data.encoding_pairs
+        return jax.vmap(layer.loss)(scores(layer, (x + p, y + r), S), scores(layer, (x, y), data.teacher))
 
     return lax.map(losses, jnp.arange(blocks)).ravel()
 
@@ -304,7 +364,7 @@ def heldout_error(
 def _mean_loss(layer: Layer, data: WideData, S: Array, key: Array | None, blocks: int) -> Average:
     """Return the mean loss over fresh sentences, or without a key over those of the data."""
     if key is None:
-        losses = jax.vmap(layer.loss)(scores(data.x, S), data.scores)
+        losses = jax.vmap(layer.loss)(scores(layer, data.token_pairs, S), data.scores)
     else:
         losses = _fresh_losses(layer, data, S, key, blocks)
     scale = float(student_factor(losses.size) / np.sqrt(losses.size))
@@ -341,27 +401,27 @@ def gamp(
 def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -> tuple[Array, Any, Array]:
     d, tol = data.x.shape[-1], tolerance(_PASSED, _ROUNDING, data.x)
 
-    def coordinates(scores: Array) -> Array:  # (n, L, L) -> (seen, n)
-        return jax.vmap(layer.coordinates, 0, 1)(scores)
+    def coordinates(scores: Array) -> Array:  # (n, L, L) -> (directions of a block, blocks n)
+        parts = layer.coordinates(jnp.moveaxis(scores, 0, -1))
+        return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)
 
     y = coordinates(data.scores)
-    _, adjoint = jax.vjp(lambda S: coordinates(scores(data.x, S)), jnp.zeros((d, d), data.x.dtype))
-    none = jnp.zeros((len(y), 1), data.x.dtype)
+    _, adjoint = jax.vjp(lambda S: coordinates(scores(layer, data.token_pairs, S)), jnp.zeros((d, d), data.x.dtype))
+    row = jnp.repeat(jnp.eye(len(layer.blocks), dtype=data.x.dtype), len(data.x), 1)
+    inside = Inside(jnp.zeros_like(y), row)
 
     def body(state: tuple) -> tuple:
         S, V, g, Lam, _, count = state
-        w = coordinates(scores(data.x, S)) - V * g
-        h = score_prox(layer, w, y, V, none)
-        message, information = response(layer, h, y, V, none)
+        w = coordinates(scores(layer, data.token_pairs, S)) - V * g
+        h = score_prox(layer, w, y, V, inside)
+        message, information = response(layer, h, y, V, inside)
         before, g = g, damping * g + (1 - damping) * message
-        Lam = damping * Lam + (1 - damping) * data.x.shape[0] / d**2 * information
+        Lam = damping * Lam + (1 - damping) * jnp.sum(information) / d**2
         (pull,) = adjoint(g)
-        values, vectors = jnp.linalg.eigh((pull + pull.T) / (2 * d) + Lam * S)
-        f = jnp.maximum(values - layer.tau, 0.0)
-        after = (vectors * (f / Lam)) @ vectors.T
-        gap = values[:, None] - values
-        slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
-        V = damping * V + (1 - damping) * (jnp.sum(jnp.triu(slope)) / d**2 / Lam)
+        pull = (pull + pull.T) / 2 if layer.sides == 1 else pull
+        Y = _Spectral.of(layer, pull / d + Lam * S)
+        after = Y.beyond(layer.tau) / Lam
+        V = damping * V + (1 - damping) * _divergence(layer, Y.values) / Lam
         # The matrix may stay empty while damped messages grow.
         change = jnp.where(jnp.any(after != 0), _relative_change(after - S, after), _relative_change(g - before, g))
         return after, V, g, Lam, change, count + 1
@@ -370,3 +430,18 @@ def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -
     start = (jnp.zeros((d, d), data.x.dtype), one, jnp.zeros_like(y), one, jnp.inf * one, 0)
     S, *_, change, count = lax.while_loop(lambda s: (s[-2] > tol) & (s[-1] < steps), body, start)
     return S, count, change <= tol
+
+
+def _divergence(layer: Layer, values: Float[Array, " d"]) -> Float[Array, ""]:
+    """Return the divergence of the threshold f over d^2, from eigenvalues or singular values y.
+
+    It is the sum over pairs i <= j of f[y_i, y_j] for symmetric matrices. For others it is the sum over all pairs of
+    the mean of f[y_i, y_j] and f[y_i, -y_j].
+    """
+    f = jnp.maximum(values - layer.tau, 0.0)
+    gap = values[:, None] - values
+    slope = jnp.where(gap != 0, (f[:, None] - f) / jnp.where(gap != 0, gap, 1.0), (values > layer.tau)[:, None])
+    if layer.sides == 1:
+        return jnp.sum(jnp.triu(slope)) / values.size**2
+    both = values[:, None] + values
+    return jnp.mean(slope + (f[:, None] + f) / jnp.where(both > 0, both, 1.0)) / 2

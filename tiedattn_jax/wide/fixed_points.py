@@ -2,9 +2,10 @@
 
 The potential of order parameters (q, m, V) and their conjugates (Lam, M, N) is
 
-    e = alpha moreau(q, m, V) - Phi(M, N, tau) / Lam + M m + N V - Lam q / 2.
+    e = alpha moreau(q, m, V) - Phi(M, N, tau) / Lam + M m + N V - Lam q / 2,
 
-Its six derivatives vanish at the state, where e is the least risk over d^2.
+with N V / 2 in place of N V for untied layers, whose noise in Y has independent entries. Its six derivatives vanish at
+the state, where e is the least risk over d^2.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _SearchSetting(NamedTuple):
     def hats(self, v: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, "n N"]]:
         """Return the conjugates of (q, m, V) and the next offsets, and the proximal points."""
         A, h = channel_averages(*self.at(v))
-        conjugates = self.alpha * jnp.stack([A.information, A.signal, A.force / 2])
+        conjugates = self.alpha * jnp.stack([A.information, A.signal, self.layer.sides / 2 * A.force])
         return jnp.concatenate([conjugates, self.offsets(v[3:], A)]), h
 
     def spectrum(self, u: Float[Array, " k"]) -> tuple[Convolution, Complex[Array, ""], Prior]:
@@ -90,13 +91,14 @@ class _SearchSetting(NamedTuple):
 
     def with_content(self, u: Float[Array, " k"], P: Prior) -> Float[Array, " k"]:
         """Return (q, m, V), which vanish without content, and the offsets."""
-        v = jnp.stack([2 * P.phi / u[0], P.by_M, P.by_N]) / u[0]
+        v = jnp.stack([2 * P.phi / u[0], P.by_M, self.layer.sides * P.by_N]) / u[0]
         return jnp.concatenate([jnp.where(self.has_content, v, 0.0), u[3:]])
 
     def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Rules]:
         """Return (q, m, V) and the offsets, and the constraints that they ask for."""
         content, binds, on_boundary = self.rules
-        on_boundary |= _height(self.layer, u[3:]) < 0
+        if self.layer.sides == 1:
+            on_boundary |= _height(self.layer, u[3:]) < 0
         if content is None:
             return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
@@ -111,8 +113,8 @@ class _SearchSetting(NamedTuple):
 
     def offsets(self, t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
-        if not t.size:
-            return t
+        if not t.size or self.layer.sides == 2:
+            return _unconstrained(t, A)
         bound = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
         if self.layer.is_long:
             along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
@@ -135,12 +137,17 @@ def _cone(layer: Layer) -> Float[np.ndarray, " k"]:
     if not layer.is_long:
         return np.ones(1)
     c = np.array([1.0, -1.0])
-    normal = np.einsum("nab,a,b->n", layer.basis, c, c)
+    normal = np.einsum("nab,a,b->n", layer.blocks[0], c, c)
     return normal / np.linalg.norm(normal)
 
 
 def _height(layer: Layer, t: Float[Array, " k"]) -> Float[Array, ""]:
-    """Return the distance of the offsets from the boundary of the cone, negative outside; zero without encodings."""
+    """Return the distance of the offsets from the boundary of the cone, negative outside.
+
+    It is zero without encodings, and infinite for an untied layer, which has no cone.
+    """
+    if layer.sides == 2:
+        return jnp.full((), jnp.inf, t.dtype)
     return jnp.asarray(_cone(layer), t.dtype) @ t if t.size else jnp.zeros((), t.dtype)
 
 
@@ -278,7 +285,7 @@ def _state_at(u: Float[Array, " k"], setting: _SearchSetting, residual: Array, j
     trace = jnp.where(has_content, P.trace / Lam, 0.0)
     replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
     # The potential is stationary, so that errors of the state enter it squared; the risk has them as they are.
-    energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V - Lam * q / 2
+    energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V / layer.sides - Lam * q / 2
     status = jnp.where(residual <= tol, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)) & jnp.isfinite(energy), status, Status.nonfinite)
     status = jnp.where(((A.margin <= 0) | (jumps > _JUMPS)) & (status == Status.converged), Status.unresolved, status)

@@ -20,7 +20,6 @@ from ..phases.cells import beside_theory, numbers_beside_theory
 from ..phases.table import Table
 from .finite import WideData, WideTraining, heldout_error, sample_data
 from .fixed_points import solve
-from .laws import Eigenvalues
 from .layer import Layer
 from .states import WideNumbers
 
@@ -75,8 +74,8 @@ def _instances_page(table: Table) -> Description:
 
 
 def at_dimension(model: Layer, d: int) -> Layer:
-    """Return the layer whose teacher has the d eigenvalues that `sample_data` gives it, in place of their law."""
-    return eqx.tree_at(lambda layer: layer.teacher, model, Eigenvalues(model.teacher.eigenvalues(d)))
+    """Return the layer whose teacher has the d numbers that `sample_data` gives it, in place of their law."""
+    return eqx.tree_at(lambda layer: layer.teacher, model, model.LAW(model.teacher.eigenvalues(d)))
 
 
 def run_instances(

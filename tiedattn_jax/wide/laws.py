@@ -1,9 +1,15 @@
-"""Laws of the eigenvalues of a wide layer's teacher, with their integrals near the real axis."""
+"""Laws of the eigenvalues or singular values of a wide layer's teacher, with their integrals near the real axis.
+
+A law of singular values is symmetric: every value s stands in it as s and as -s, with half of its weight. The free
+convolution of that law with a semicircle is the symmetric law of the singular values of the matrix plus a Gaussian one
+with independent entries, so both kinds of layers share their equations.
+"""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +19,12 @@ from jaxtyping import Array, Bool, Complex, Float
 
 from ..base.arrays import AnyArray, Number
 from ..base.derivatives import with_root
-from ..base.errors import as_array, is_concrete, require, require_positive
+from ..base.errors import as_array, is_concrete, require, require_positive, shaped_array
 from ..base.report import Description, Printed
 
 # The islands of many eigenvalues lie between the widest gaps. Their number bounds the cost of an integral over all.
 _LEAST_ISLANDS, _MOST_ISLANDS, _ISLANDS_TIMES_EIGENVALUES = 64, 256, 2**18
+_POLISH = 3  # Newton steps after the closed form of a cubic root
 
 
 def is_positive(number: Float[Array, ""]) -> Bool[Array, ""]:
@@ -52,17 +59,17 @@ class Resolvent(NamedTuple):
 
 
 class SpectrumLaw(Printed):
-    """Law of the eigenvalues of the teacher's matrix S*, which is positive semidefinite."""
+    """Law of the eigenvalues of the teacher's matrix S*, which is positive semidefinite, or of its singular values.
 
-    @property
-    @abc.abstractmethod
-    def trace(self) -> Float[Array, ""]:
-        """Mean eigenvalue, Tr S* / d."""
+    Integrals of a law of singular values are those of the symmetric law, see the head of the file.
+    """
+
+    SYMMETRIC: ClassVar[bool] = False  # whether it is a law of singular values
 
     @property
     @abc.abstractmethod
     def rho(self) -> Float[Array, ""]:
-        """Mean squared eigenvalue, Tr S*^2 / d."""
+        """Mean squared eigenvalue or singular value, Tr S* S*^T / d."""
 
     @property
     @abc.abstractmethod
@@ -102,7 +109,7 @@ class SpectrumLaw(Printed):
 
     @abc.abstractmethod
     def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
-        """Return d eigenvalues that represent the law: its quantiles, in increasing order."""
+        """Return d eigenvalues or singular values that represent the law: its quantiles, in increasing order."""
 
 
 class Wishart(SpectrumLaw):
@@ -126,10 +133,6 @@ class Wishart(SpectrumLaw):
     @property
     def in_range(self) -> Bool[Array, ""]:
         return is_positive(self.kappa)
-
-    @property
-    def trace(self) -> Float[Array, ""]:
-        return jnp.sqrt(self.kappa)
 
     @property
     def rho(self) -> Float[Array, ""]:
@@ -183,6 +186,92 @@ class Wishart(SpectrumLaw):
         return Description(f"Wishart matrix of width {float(self.kappa):g} d")
 
 
+class GaussianFactors(SpectrumLaw):
+    """Singular values of a teacher S* = Q K^T / (d sqrt(kappa)) with Gaussian Q and K of d x (kappa d) entries.
+
+    Their mean square is one for every width.
+
+    Attributes:
+        kappa: width of the teacher's head over the dimension.
+
+    Raises:
+        InputError: kappa is not one positive number.
+    """
+
+    SYMMETRIC = True
+    kappa: Float[Array, ""]
+
+    def __init__(self, kappa: Number):
+        self.kappa = require_positive(kappa, "kappa", jnp.result_type(float))
+
+    def __check_init__(self) -> None:
+        require_positive(self.kappa, "kappa")
+
+    @property
+    def in_range(self) -> Bool[Array, ""]:
+        return is_positive(self.kappa)
+
+    @property
+    def rho(self) -> Float[Array, ""]:
+        return jnp.ones_like(self.kappa)
+
+    @property
+    def largest(self) -> Float[Array, ""]:
+        return self._edges[1]
+
+    @property
+    def _edges(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Ends of the interval of positive singular values; squares times kappa are the roots of a quadratic."""
+        k = self.kappa
+        half = (27 - 18 * (1 - k) - (1 - k) ** 2) / 8
+        high = half + jnp.sqrt(half**2 - (1 - k) ** 3)
+        low = jnp.where(k < 1, (1 - k) ** 3 / high, 0.0)
+        return jnp.sqrt(jnp.where(k < 1, low, 1.0) / k) * (k < 1), jnp.sqrt(high / k)
+
+    @property
+    def ties(self) -> Float[Array, ""]:
+        return jnp.maximum(1 - self.kappa, 0.0) ** 2  # below one, a share 1 - kappa of the values is zero
+
+    def islands(self, M: Float[Array, ""]) -> Float[Array, "3 2"]:
+        low, high = (M * edge for edge in self._edges)
+        zero = jnp.zeros_like(high)
+        return jnp.stack([jnp.stack([-high, -low]), jnp.stack([zero, zero]), jnp.stack([low, high])])
+
+    def resolvent(
+        self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]
+    ) -> Resolvent:
+        """Return the resolvent, the root of M^2 z G^3 - (1 - kappa) M^2 G^2 - kappa z G + kappa = 0."""
+        u, s = jnp.broadcast_arrays(u, s)
+        return _factors_resolvent(u, s, M, self.kappa)
+
+    def overlap(self, z: Complex[Array, "*shape"], M: Float[Array, ""]) -> Complex[Array, "*shape"]:
+        """Return (z G - 1) / M, by the equation for G."""
+        G = self.resolvent(z.real, z.imag**2, M).at(z.imag)
+        return M * G**2 * (z * G - 1 + self.kappa) / self.kappa
+
+    def argument(self, z: Complex[Array, "*shape"], M: Float[Array, ""]) -> Float[Array, "*shape"]:
+        """Return the imaginary part of int G dz = X + ((1 - kappa) log(X - 1 + kappa) - log(X - 1)) / 2, X = z G."""
+        u, v, k = z.real, z.imag, self.kappa
+        P, F, _, _ = self.resolvent(u, v**2, M)
+        X, down = u * P + v**2 * F, jnp.abs(v * (P - u * F))  # the law is symmetric; Im X is negative for u > 0
+        half = ((1 - k) * jnp.arctan2(down, X - 1 + k) - jnp.arctan2(down, X - 1)) / 2
+        return jnp.where(u < 0, np.pi + half + down, -half - down)
+
+    def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
+        k, (low, high) = float(self.kappa), (float(edge) for edge in self._edges)
+        levels = (np.arange(d) + 0.5) / d
+        s = low + (high - low) * (1 - np.cos(np.linspace(0, np.pi, 20_001))) / 2
+        Z = k * s[1:-1].astype(complex) ** 2
+        roots = np.asarray(_cubic_roots(k - 1, -Z, Z))
+        X = np.take_along_axis(roots, roots.imag.argmin(0)[None], 0)[0]
+        above = (2 * X.imag + (1 - k) * np.angle(X - 1 + k) - np.angle(X - 1)) / np.pi
+        below = np.concatenate([[max(1 - k, 0.0)], 1 - above, [1.0]])
+        return np.where(levels < 1 - k, 0.0, np.interp(levels, below, s))
+
+    def describe(self) -> Description:
+        return Description(f"product of Gaussian factors of width {float(self.kappa):g} d")
+
+
 class Eigenvalues(SpectrumLaw):
     """A law of given eigenvalues with equal weights, such as those of a trained Q K^T made symmetric.
 
@@ -193,24 +282,26 @@ class Eigenvalues(SpectrumLaw):
         InputError: an eigenvalue is negative or not finite, or all are zero.
     """
 
+    NOUN: ClassVar[str] = "eigenvalues"
     values: Float[Array, " K"]
 
     def __init__(self, values: Any):
-        values = as_array(values, "eigenvalues", jnp.result_type(float))
-        require(values.ndim == 1 and values.size > 0, "eigenvalues", values.shape, "a vector of at least one number")
+        values = as_array(values, self.NOUN, jnp.result_type(float))
+        require(values.ndim == 1 and values.size > 0, self.NOUN, values.shape, "a vector of at least one number")
         if is_concrete(values):
             known = np.asarray(values)  # jax would trace the comparisons, too
-            require(np.isfinite(known) & (known >= 0), "eigenvalues", known, "finite and at least zero")
-            require(np.any(known > 0), "eigenvalues", known, "positive for at least one")
+            require(np.isfinite(known) & (known >= 0), self.NOUN, known, "finite and at least zero")
+            require(np.any(known > 0), self.NOUN, known, "positive for at least one")
         self.values = jnp.sort(values)
+
+    @property
+    def atoms(self) -> Float[Array, " N"]:
+        """Places of equal weight where the law is, in increasing order."""
+        return jnp.concatenate([-self.values[::-1], self.values]) if self.SYMMETRIC else self.values
 
     @property
     def in_range(self) -> Bool[Array, ""]:
         return jnp.all(jnp.isfinite(self.values) & (self.values >= 0)) & jnp.any(self.values > 0)
-
-    @property
-    def trace(self) -> Float[Array, ""]:
-        return jnp.mean(self.values)
 
     @property
     def rho(self) -> Float[Array, ""]:
@@ -222,11 +313,12 @@ class Eigenvalues(SpectrumLaw):
 
     @property
     def ties(self) -> Float[Array, ""]:
-        first, after = (jnp.searchsorted(self.values, self.values, side=side) for side in ("left", "right"))
-        return jnp.mean((after - first) / self.values.size)
+        atoms = self.atoms
+        first, after = (jnp.searchsorted(atoms, atoms, side=side) for side in ("left", "right"))
+        return jnp.mean((after - first) / atoms.size)
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
-        x = M * self.values
+        x = M * self.atoms
         before: AnyArray = np.arange(x.size - 1)  # the places before a gap between two islands
         most = max(_LEAST_ISLANDS, min(_MOST_ISLANDS, _ISLANDS_TIMES_EIGENVALUES // x.size))
         if x.size > most:
@@ -237,39 +329,113 @@ class Eigenvalues(SpectrumLaw):
         self, u: Float[AnyArray, "*#shape"], s: Float[AnyArray, "*#shape"], M: Float[AnyArray, ""]
     ) -> Resolvent:
         u, s = jnp.broadcast_arrays(u, s)
-        offset = u[..., None] - M * self.values
+        offset = u[..., None] - M * self.atoms
         weight = 1 / (offset**2 + s[..., None])
         means = (jnp.mean(a, -1) for a in (offset * weight, weight, weight**2, offset * weight**2))
         return Resolvent(*means)
 
     def overlap(self, z: Complex[Array, "*shape"], M: Float[Array, ""]) -> Complex[Array, "*shape"]:
-        offset, v = z.real[..., None] - M * self.values, z.imag
-        share = self.values / (offset**2 + v[..., None] ** 2)
+        offset, v = z.real[..., None] - M * self.atoms, z.imag
+        share = self.atoms / (offset**2 + v[..., None] ** 2)
         return lax.complex(jnp.mean(offset * share, -1), -v * jnp.mean(share, -1))
 
     def argument(self, z: Complex[Array, "*shape"], M: Float[Array, ""]) -> Float[Array, "*shape"]:
-        return jnp.mean(jnp.arctan2(z.imag[..., None], z.real[..., None] - M * self.values), -1)
+        return jnp.mean(jnp.arctan2(z.imag[..., None], z.real[..., None] - M * self.atoms), -1)
 
     def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
         return np.quantile(np.asarray(self.values), (np.arange(d) + 0.5) / d, method="inverted_cdf")
 
     def describe(self) -> Description:
-        return Description(f"{self.values.size} eigenvalues from {self.values[0]:.4g} to {self.values[-1]:.4g}")
+        return Description(f"{self.values.size} {self.NOUN} from {self.values[0]:.4g} to {self.values[-1]:.4g}")
 
 
-# Under `jit` jax traces the function once for all places and derivatives in which it stands.
+class SingularValues(Eigenvalues):
+    """A law of given singular values with equal weights, such as those of a trained W_Q W_K^T.
+
+    Attributes:
+        values: singular values in increasing order, (K,).
+
+    Raises:
+        InputError: a value is negative or not finite, or all are zero.
+    """
+
+    SYMMETRIC = True
+    NOUN = "singular values"
+
+
+def singular_values(W_Q: Any, W_K: Any) -> Float[Array, " d"]:
+    """Return the singular values of W_Q W_K^T in increasing order, without the matrix itself.
+
+    Args:
+        W_Q, W_K: the factors of a head, (d, d_head); where d_head is below d, d - d_head of the values are zero.
+
+    Raises:
+        InputError: the factors are no matrices of the same shape, or have a number that is not finite.
+    """
+    sizes: dict[str, int] = {}
+    Q = jnp.asarray(shaped_array("W_Q", W_Q, "d d_head", sizes))
+    K = jnp.asarray(shaped_array("W_K", W_K, "d d_head", sizes))
+    triangle_Q, triangle_K = (jnp.linalg.qr(W, mode="r") for W in (Q, K))
+    values = jnp.linalg.svd(triangle_Q @ triangle_K.T, compute_uv=False)[::-1]
+    return jnp.concatenate([jnp.zeros(len(Q) - len(values), values.dtype), values])
+
+
+# A number a + i v b is a pair (a, b), of which an array has the parts along its first axis. With z = (u, 1) and the
+# resolvent G = (P, -F), an equation for G with real coefficients has no 0 / 0 on the axis, where v = 0.
+
+
+def _times(x: AnyArray, y: AnyArray, s: AnyArray) -> Float[Array, "2 *shape"]:
+    """Return the product of two pairs, s = v^2."""
+    return jnp.stack([x[0] * y[0] - s * x[1] * y[1], x[0] * y[1] + x[1] * y[0]])
+
+
+def _constant(value: Any, like: Any) -> Float[Array, "2 *shape"]:
+    """Return a real number as a pair."""
+    return jnp.zeros_like(like).at[0].set(value)
+
+
+# An equation for the resolvent returns its value and its derivative from G, z, s and the numbers of the law.
+_Equation = Callable[..., tuple[Float[Array, "2 *shape"], Float[Array, "2 *shape"]]]
+
+
+def _step(change: AnyArray, slope: AnyArray, s: AnyArray) -> Float[Array, "2 *shape"]:
+    """Return change / slope; zero where two roots meet."""
+    size = slope[0] ** 2 + s * slope[1] ** 2
+    conjugate = jnp.stack([slope[0], -slope[1]])
+    return _times(change, conjugate, s) / jnp.where(size == 0, jnp.inf, size)
+
+
+def _resolvent_of(equation: _Equation, G: AnyArray, u: AnyArray, s: AnyArray, *numbers: AnyArray) -> Resolvent:
+    """Return the resolvent with its derivatives from the root G of its equation."""
+
+    def parts(G: Any, u: Any, s: Any, *numbers: Any) -> tuple[Array, Array]:
+        return equation(G, jnp.stack([u, jnp.ones_like(u)]), s, *numbers)
+
+    def residual(*at: Any) -> Array:
+        return parts(*at)[0]
+
+    def solve(change: Array, *at: Any) -> Array:
+        return _step(change, parts(*at)[1], at[2])
+
+    G = with_root(residual, jnp.asarray(G), u, s, *numbers, solve=solve)
+    by_s = jax.jvp(lambda s: residual(G, u, s, *numbers), (s,), (jnp.ones_like(s),))[1]
+    B, minus_A = solve(by_s, G, u, s, *numbers)
+    return Resolvent(G[0], -G[1], -minus_A, B)
+
+
+# Under `jit` jax traces a function once for all places and derivatives in which it stands.
 @jax.jit
 def _wishart_resolvent(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Resolvent:
-    args = u, s, c, k
-    parts = with_root(_wishart_residual, jnp.stack(_wishart_parts(*args)), *args, solve=_wishart_solve)
-    P, F = parts
-    by_s = jnp.stack([c * (2 * P * F - u * F**2) - F, -c * F**2])  # of the residuals
-    B, A = _wishart_solve(by_s, parts, *args)
-    return Resolvent(P, F, A, B)
+    return _resolvent_of(_wishart_equation, _wishart_root(u, s, c, k), u, s, c, k)
 
 
-def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[Any, Any]:
-    """Return P and F from the closed form of the resolvent."""
+def _wishart_equation(G: Any, z: Any, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[Array, Array]:
+    zG, shift = _times(z, G, s), (k - 1) * c
+    return c * _times(zG, G, s) + shift * G - zG + _constant(1.0, G), 2 * c * zG + _constant(shift, G) - z
+
+
+def _wishart_root(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Float[Array, "2 *shape"]:
+    """Return the closed form of the resolvent."""
     z = lax.complex(u, jnp.sqrt(s))
     middle, radius = (k + 1) * c, 2 * jnp.sqrt(k) * c
     x = z - (k - 1) * c
@@ -283,25 +449,54 @@ def _wishart_parts(u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> tuple[
     # as v; there the difference of the equations for z and its conjugate z* gives F without 1 / v.
     F = (c * G**2 - G) / (2 * c * jnp.conj(z) * G.real + (k - 1) * c - jnp.conj(z))
     inside = jnp.abs(G.imag) > jnp.finfo(u.dtype).eps ** 0.5 * jnp.abs(G)
-    return G.real, jnp.where(inside, -G.imag / jnp.where(inside, z.imag, 1.0), F.real)
+    return jnp.stack([G.real, -jnp.where(inside, -G.imag / jnp.where(inside, z.imag, 1.0), F.real)])
 
 
-def _wishart_residual(parts: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
-    """Return the real part and the imaginary part over v of the equation for G = P - i v F; zero at the resolvent."""
-    P, F = parts
-    square, twice = P**2 - s * F**2, 2 * P * F
-    real = c * (u * square + s * twice + (k - 1) * P) - u * P - s * F + 1
-    imaginary = c * (square - u * twice - (k - 1) * F) - P + u * F
-    return jnp.stack([real, imaginary])
+@jax.jit
+def _factors_resolvent(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Resolvent:
+    return _resolvent_of(_factors_equation, _factors_root(u, s, M, k), u, s, M, k)
 
 
-def _wishart_solve(change: AnyArray, parts: AnyArray, u: AnyArray, s: AnyArray, c: AnyArray, k: AnyArray) -> Array:
-    """Return the step of P and F that changes `_wishart_residual` by `change`, to first order."""
-    P, F = parts
-    # The derivatives of the residuals in P and F are those of a complex number: a Cauchy-Riemann pair.
-    by_P = c * (2 * u * P + 2 * s * F + k - 1) - u
-    by_F = 2 * c * s * (P - u * F) - s
-    across = 2 * c * (P - u * F) - 1
-    along = -c * (2 * s * F + 2 * u * P + k - 1) + u
-    determinant = by_P * along - by_F * across
-    return jnp.stack([along * change[0] - by_F * change[1], by_P * change[1] - across * change[0]]) / determinant
+def _factors_equation(G: Any, z: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> tuple[Array, Array]:
+    zG, MG = _times(z, G, s), M * G
+    square = _times(MG, MG, s)
+    value = _times(zG, square, s) - (1 - k) * square - k * zG + _constant(k, G)
+    return value, 3 * _times(z, square, s) - 2 * (1 - k) * M * MG - k * z
+
+
+def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[Array, "2 *shape"]:
+    """Return the resolvent from the roots X = z G of X^3 - (1 - k) X^2 = Z (X - 1) with Z = k (z / M)^2.
+
+    For z in the first quadrant the resolvent is the root for which -X, -X / Z and (1 - k - X) X / Z have positive
+    imaginary parts. On the axes we choose at a place nearby.
+    """
+    u, s, M, k = lax.stop_gradient((u, s, M, k))
+    eps = jnp.finfo(M.dtype).eps
+    near = eps ** (2 / 3) * jnp.maximum(jnp.sqrt(u**2 + s), M)
+    v = jnp.maximum(jnp.sqrt(s), near)
+    z = lax.complex(jnp.maximum(jnp.abs(u), near), v)
+    inverse = (M / z) ** 2 / k  # 1 / Z
+    is_far = jnp.abs(inverse) < eps**0.5
+    Z = 1 / jnp.where(is_far, 1.0, inverse)
+    roots = _cubic_roots(k - 1, -Z, Z)
+    tests = jnp.stack([-roots, -roots / Z, (1 - k - roots) * roots / Z])
+    best = jnp.argmax(jnp.min(tests.imag / jnp.abs(tests), 0), 0)
+    X = jnp.where(is_far, 1 + k * inverse, jnp.take_along_axis(roots, best[None], 0)[0])
+    G = X / z
+    G = jnp.stack([jnp.where(u < 0, -G.real, G.real), G.imag / v])
+    place = jnp.stack([u, jnp.ones_like(u)])
+    for _ in range(_POLISH):
+        value, slope = _factors_equation(G, place, s, M, k)
+        G = G - _step(value, slope, s)
+    return G
+
+
+def _cubic_roots(b: Any, c: AnyArray, d: AnyArray) -> Complex[Array, "3 *shape"]:
+    """Return the roots of x^3 + b x^2 + c x + d by Cardano's formula."""
+    first, second = b**2 - 3 * c, 2 * b**3 - 9 * b * c + 27 * d
+    root = jnp.sqrt(second**2 - 4 * first**3)
+    larger = jnp.where(jnp.abs(second + root) >= jnp.abs(second - root), second + root, second - root)
+    cube = (larger / 2) ** (1 / 3)
+    safe = jnp.where(cube == 0, 1.0, cube)
+    unit = np.exp(2j * np.pi / 3 * np.arange(3)).reshape(3, *[1] * jnp.ndim(cube)).astype(cube.dtype)
+    return -(b + unit * cube + first / (unit * safe)) / 3

@@ -1,4 +1,4 @@
-"""Wide layers: a loss of symmetric scores, the law of the teacher's eigenvalues, and the scalings.
+"""Wide layers: a loss of scores, the law of the teacher's eigenvalues or singular values, and the scalings.
 
 Tokens x_1 ... x_L have iid entries of variance sigma^2 = 1, and Q has kappa d columns. The student's and the teacher's
 scores are
@@ -8,6 +8,12 @@ scores are
 and the same with S*. There are n = alpha d^2 sentences. The risk is the sum of the losses and (lam / 2) ||Q||^2, which
 is tau d Tr S with tau = lam sqrt(kappa) / 2. Another sigma is a rescaling: S -> sigma^2 S, S* -> sigma^2 S*,
 tau -> tau / sigma^2.
+
+Untied layers have S = Q K^T / (d sqrt(kappa)) and scores h_ab = x_a^T S y_b / sqrt(d) without a symmetry. The ridge
+(lam / 2) (||Q||^2 + ||K||^2) is tau d ||S||_*, the trace norm, with tau = lam sqrt(kappa).
+
+The loss sees some directions of the scores. Where it is a sum over the rows, the rows are independent in untied layers,
+and the average over a sentence is a sum of averages over its rows; a `Layer` has one block of directions for each.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -24,30 +30,26 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from ..base.arrays import AnyArray, Number, either
+from ..base.arrays import Number, either
 from ..base.errors import (
     InputError,
-    as_array,
-    as_number,
     is_concrete,
-    require,
     require_choice,
     require_count,
     require_kind,
     require_not_negative,
-    require_number,
     require_positive,
 )
 from ..base.report import Description, Printed, entries
 from ..base.results import Status
-from .laws import Eigenvalues, SpectrumLaw, Wishart, is_positive
+from .directions import blocks_of, is_balanced, probe
+from .laws import Eigenvalues, SingularValues, SpectrumLaw, is_positive
 
 T = TypeVar("T")
 
-LOSSES = "squared", "cross_entropy"
-TARGETS = "softmax", "hardmax"
+SEES = "cross", "others", "all"
 LONG = "long"
-_SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
+_DRAWS = 16  # of scores at which losses are compared
 
 
 class Long(eqx.Module):
@@ -74,9 +76,12 @@ class Layer(Printed):
         tokens: number of tokens L.
         encodings: length of the encodings p_1 = -p_2 if it is of order one; "long" for linearly independent encodings
             whose length grows with d; None without.
-        basis: directions of the scores that the loss sees, (n, L, L): the scores that matter are sum_i w_i basis_i,
-            where the w_i of random scores are independent and have the variance of S.
+        blocks: directions of the scores that the loss sees, (B, n, L, L): the scores that matter are the sum over
+            b and i of w_bi blocks_bi, where the w_bi of random scores are independent and have the variance of S.
+            The loss is a sum over the B blocks. Directions of zeros fill up a block of fewer than n.
     """
+
+    LAW: ClassVar[type[Eigenvalues]] = Eigenvalues  # of a teacher that is given by numbers
 
     tau: Float[Array, ""]
     kappa: Float[Array, ""]
@@ -84,7 +89,7 @@ class Layer(Printed):
     teacher: SpectrumLaw
     encodings: Float[Array, ""] | Long | None
     tokens: int = eqx.field(static=True)
-    _basis: str = eqx.field(static=True, init=False)  # equinox warns of numbers in such a field
+    _blocks: str = eqx.field(static=True, init=False)  # equinox warns of numbers in such a field
 
     def __init__(
         self,
@@ -100,11 +105,12 @@ class Layer(Printed):
         self.kappa = require_positive(kappa, "kappa")
         if (tau is None) == (lam is None):
             raise InputError("tau", f"must be given, or lam in its place, got tau={tau} and lam={lam}")
-        self.tau = (
-            require_positive(tau, "tau") if lam is None else require_positive(lam, "lam") * jnp.sqrt(self.kappa) / 2
-        )
+        scale = self.sides / 2 * jnp.sqrt(self.kappa)
+        self.tau = require_positive(tau, "tau") if lam is None else require_positive(lam, "lam") * scale
         self.noise = require_not_negative(noise, "noise")
-        self.teacher = teacher if isinstance(teacher, SpectrumLaw) else Eigenvalues(teacher)
+        self.teacher = teacher if isinstance(teacher, SpectrumLaw) else self.LAW(teacher)
+        if self.teacher.SYMMETRIC != self.LAW.SYMMETRIC:
+            raise InputError("teacher", f"must be a law of {self.LAW.NOUN} for this layer, got {teacher!r}")
         require_count(tokens, "tokens")
         self.tokens = tokens
         if isinstance(encodings, str):
@@ -113,15 +119,25 @@ class Layer(Printed):
         if not (encodings is None or isinstance(encodings, Long)):
             encodings = require_positive(encodings, "encodings", self.tau.dtype)
         self.encodings = encodings
-        self._basis = "[]"
-        self._basis = _basis_of(self)
-        if encodings is not None and (tokens, self.seen) != (2, 2):
+        self._blocks = "[]"
+        self._blocks = blocks_of(self)
+        if encodings is not None and self.sides == 1 and (tokens, self.seen) != (2, 2):
             text = "two tokens and a loss that does not see a common shift of all scores"
             raise InputError("encodings", f"need {text}, got {tokens} tokens and {self.seen} directions")
 
     @abc.abstractmethod
     def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
-        """Return the loss of a sentence from the symmetric scores of the student and of the teacher."""
+        """Return the loss of a sentence from the scores of the student and of the teacher, symmetric if tied."""
+
+    @property
+    def sides(self) -> int:
+        """Number of sides of the spectrum that count: one for a tied layer, two for the singular values of others."""
+        return 2 if self.LAW.SYMMETRIC else 1
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, ...]:
+        """The pairs of tokens a, b with a score of their own."""
+        return np.triu_indices(self.tokens)
 
     @property
     def is_long(self) -> bool:
@@ -154,13 +170,18 @@ class Layer(Printed):
     def shift_basis(self) -> Float[Array, "k L L"]:
         """Shifts of the scores for each of the free numbers of the encodings, up to what the loss does not see."""
         if self.length is None:
-            return jnp.asarray(self.basis[: self.shifts], self.tau.dtype)
+            return jnp.asarray(self.blocks[self.directions][: self.shifts], self.tau.dtype)
         signs = jnp.array([1.0, -1.0], self.tau.dtype)
         return self.length**2 * (signs[:, None] * signs)[None]
 
     @property
-    def basis(self) -> Float[np.ndarray, "n L L"]:
-        return np.array(json.loads(self._basis))
+    def blocks(self) -> Float[np.ndarray, "B n L L"]:
+        return np.array(json.loads(self._blocks))
+
+    @property
+    def directions(self) -> tuple[np.ndarray, ...]:
+        """Block and place of every direction that the loss sees."""
+        return np.nonzero(np.any(self.blocks, (2, 3)))
 
     @property
     def is_even(self) -> bool:
@@ -171,28 +192,57 @@ class Layer(Printed):
         if self.encodings is not None or not is_concrete(self):
             return False
         with jax.ensure_compile_time_eval():
-            losses, draws = _probe(self)
-            return bool(jnp.allclose(losses(draws), losses(-draws), rtol=1e-5, atol=0))
+            losses, H, Y = probe(self)
+            return bool(jnp.allclose(losses(H, Y), losses(-H, -Y), rtol=1e-5, atol=0))
 
     @property
     def seen(self) -> int:
-        """Number n of directions of the scores that the loss sees."""
-        return len(self.basis)
+        """Number of directions of the scores that the loss sees."""
+        return len(self.directions[0])
 
-    def node_loss(self, w: Float[Array, " n"], y: Float[Array, " n"]) -> Float[Array, ""]:
-        """Return the loss from the coordinates of the scores in the directions that it sees."""
-        basis = jnp.asarray(self.basis, w.dtype)
-        return self.loss(jnp.tensordot(w, basis, 1), jnp.tensordot(y, basis, 1))
+    def node_loss(self, w: Float[Array, " n"], y: Float[Array, " n"], row: Float[Array, " B"]) -> Float[Array, ""]:
+        """Return the loss from the coordinates of the scores in one block, the others being zero.
 
-    def coordinates(self, H: Float[Array, "L L *N"]) -> Float[Array, "n *N"]:
-        """Return the coordinates of symmetric scores in the directions that the loss sees."""
-        upper = np.triu_indices(self.tokens)
-        return jnp.asarray(np.linalg.pinv(self.basis[:, *upper]).T, H.dtype) @ H[upper]
+        Args:
+            row: one for the block, zero for the others.
+        """
+        blocks = jnp.asarray(self.blocks, w.dtype)
+        return self.loss(*(jnp.tensordot(row[:, None] * fields, blocks, 2) for fields in (w, y)))
+
+    @property
+    def equal_blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first of every set of blocks with the same loss, and the number of blocks in the set.
+
+        Encodings tell all blocks apart.
+        """
+        B, n, *_ = self.blocks.shape
+        if B == 1 or self.encodings is not None:
+            return np.arange(B), np.ones(B)
+        w, y = jnp.asarray(np.random.default_rng(0).standard_normal((2, _DRAWS, n)))
+        with jax.ensure_compile_time_eval():
+            losses = [jax.vmap(self.node_loss, (0, 0, None))(w, y, row) for row in jnp.eye(B)]
+        first = [next(a for a in range(b + 1) if np.allclose(losses[a], losses[b], rtol=1e-6)) for b in range(B)]
+        return np.unique(first, return_counts=True)
+
+    @property
+    def excess(self) -> Float[Array, ""]:
+        """Sum of `node_loss` over the blocks, minus the loss: each of them has the loss of the others at zero."""
+        zero = jnp.zeros((self.tokens, self.tokens), self.tau.dtype)
+        others = len(self.blocks) - 1
+        return others * self.loss(zero, zero) if others else jnp.zeros((), self.tau.dtype)
+
+    def coordinates(self, H: Float[Array, "L L *N"]) -> Float[Array, "B n *N"]:
+        """Return the coordinates of scores in the directions that the loss sees."""
+        B, n, *_ = self.blocks.shape
+        rows, columns = self.pairs
+        parts = np.linalg.pinv(self.blocks.reshape(B * n, self.tokens, -1)[:, rows, columns]).T
+        flat = jnp.asarray(parts, H.dtype) @ H[self.pairs]
+        return flat.reshape(B, n, *flat.shape[1:])
 
     @property
     def lam(self) -> Float[Array, ""]:
-        """Ridge of Q, 2 tau / sqrt(kappa)."""
-        return 2 * self.tau / jnp.sqrt(self.kappa)
+        """Ridge of Q, and of K in an untied layer: 2 tau / sqrt(kappa), or tau / sqrt(kappa)."""
+        return 2 / self.sides * self.tau / jnp.sqrt(self.kappa)
 
     def __check_init__(self) -> None:
         require_positive(self.tau, "tau")
@@ -201,97 +251,50 @@ class Layer(Printed):
         if self.length is not None:
             require_positive(self.length, "encodings")
 
+    def _words(self) -> list[tuple[str, str]]:
+        """Return further entries of the page."""
+        return []
+
     def describe(self) -> Description:
         numbers = [(name, entries(value)) for name, value in vars(self).items() if isinstance(value, jax.Array)]
         numbers += [("encodings", LONG)] * self.is_long
-        numbers.append(("teacher", self.teacher.describe().what))
-        numbers.append(("tokens", str(self.tokens)))
+        numbers += [("teacher", self.teacher.describe().what), ("tokens", str(self.tokens)), *self._words()]
         return Description(type(self).__name__, numbers=numbers)
 
 
-class DotProduct(Layer):
-    """Tied dot-product attention of extensive rank: row-wise softmax of beta times the scores.
+class UntiedLayer(Layer):
+    """A student and a teacher with queries and keys of their own. Subclass it, and write `loss` of unsymmetric scores.
 
-    The target is (1 - omega) softmax(beta Y) + omega A. Hard attention has a hardmax in place of its softmax, one where
-    a row has its largest score and zero elsewhere: `bayes`, `sample_data`, `train` and `gamp` take it.
+    The equations are exact in the two cases "cross" and "others". Self-attention with its diagonal is for sentences of
+    finite dimension only: x^T S x shows the symmetric part of S alone, so that its two parts have metrics of their own.
 
     Attributes:
-        beta: inverse temperature.
-        omega: positional share of the target, in [0, 1].
-        mixing: the positional part A of the target, (L, L), rows summing to one.
-        loss_name: "squared", half the summed squares of the differences of the rows, or "cross_entropy"; as an argument
-            it is called `loss`, too.
-        target: "softmax" or "hardmax".
+        teacher: law of the singular values of S*, or an array of them.
+        encodings: "long" for linearly independent encodings of queries and keys whose length grows with d; None
+            without.
+        sees: "cross" for queries and keys of different tokens; "others" for tokens that attend to each other and not
+            to themselves, which needs three tokens and a loss that is a sum over rows; "all" for self-attention.
 
     Raises:
-        InputError: a number is out of range, `tau` and `lam` are both given or both missing, the teacher has a
-            negative or infinite eigenvalue or only zeros, or `encodings`, `loss` or `target` has another name.
+        InputError: as in `Layer`, `sees` has another value, or `encodings` have a length of order one.
     """
 
-    beta: Float[Array, ""]
-    omega: Float[Array, ""]
-    mixing: Float[Array, "L L"]
-    loss_name: str = eqx.field(static=True)
-    target: str = eqx.field(static=True)
+    LAW = SingularValues
+    sees: str = eqx.field(static=True)
 
-    def __init__(
-        self,
-        *,
-        beta: Number = 1.0,
-        tau: Number | None = None,
-        lam: Number | None = None,
-        kappa: Number = 1.0,
-        omega: Number = 0.0,
-        mixing: Any = None,
-        encodings: str | Long | Number | None = None,
-        noise: Number = 0.0,
-        tokens: int = 2,
-        loss: str | None = None,
-        target: str = "softmax",
-        teacher: SpectrumLaw | Any = None,
-        loss_name: str = "squared",
-    ):
-        require_count(tokens, "tokens", minimum=2)
-        L = tokens
-        self.beta = require_positive(beta, "beta")
-        self.omega = as_number(omega, "omega", float)
-        self.mixing = as_array(np.full((L, L), 1 / L) if mixing is None else mixing, "mixing", jnp.result_type(float))
-        require(self.mixing.shape == (L, L), "mixing", self.mixing.shape, f"of shape ({L}, {L})")
-        self.loss_name = require_choice(loss_name if loss is None else loss, "loss", LOSSES)
-        self.target = require_choice(target, "target", TARGETS)
-        law = Wishart(0.5) if teacher is None else teacher
-        super().__init__(teacher=law, tau=tau, lam=lam, kappa=kappa, noise=noise, tokens=L, encodings=encodings)
-
-    def __check_init__(self) -> None:
-        require_positive(self.beta, "beta")
-        require_number(self.omega, "omega", "in [0, 1]", lambda v: (v >= 0) & (v <= 1))
-        if is_concrete(self.mixing):
-            known = np.asarray(self.mixing)  # jax would trace the comparisons, too
-            require(_are_shares(known), "mixing", known, "rows of shares that sum to one")
+    def __init__(self, *, tokens: int = 2, encodings: str | Long | None = None, sees: str = "cross", **numbers: Any):
+        self.sees = require_choice(sees, "sees", SEES)
+        require_count(tokens, "tokens", minimum=3 if sees == "others" else 1)
+        if not (encodings is None or isinstance(encodings, str | Long)):
+            raise InputError("encodings", f'must be None or "long" for an untied layer, got encodings={encodings!r}')
+        super().__init__(tokens=tokens, encodings=encodings, **numbers)
 
     @property
-    def in_range(self) -> Bool[Array, ""]:
-        is_share = (self.omega >= 0) & (self.omega <= 1)
-        return super().in_range & is_positive(self.beta) & is_share & jnp.all(_are_shares(self.mixing))
+    def pairs(self) -> tuple[np.ndarray, ...]:
+        return np.nonzero(~np.eye(self.tokens, dtype=bool) if self.sees == "others" else np.ones([self.tokens] * 2))
 
-    @property
-    def is_hard(self) -> bool:
-        return self.target == "hardmax"
-
-    def loss(self, H: Float[Array, "L L"], Y: Float[Array, "L L"]) -> Float[Array, ""]:
-        if self.is_hard:
-            rows = jax.nn.one_hot(jnp.argmax(Y, -1), self.tokens, dtype=Y.dtype)
-        else:
-            rows = jax.nn.softmax(self.beta * Y, -1)
-        target = (1 - self.omega) * rows + self.omega * self.mixing
-        if self.loss_name == "squared":
-            return 0.5 * jnp.sum((jax.nn.softmax(self.beta * H, -1) - target) ** 2)
-        return -jnp.sum(target * jax.nn.log_softmax(self.beta * H, -1))
-
-
-def _are_shares(mixing: AnyArray) -> Any:
-    """Return which entries of a matrix are positive, in rows that sum to one."""
-    return (mixing >= 0) & (abs(mixing.sum(-1, keepdims=True) - 1) < 1e-6)
+    def _words(self) -> list[tuple[str, str]]:
+        return [("sees", self.sees)]
 
 
 def require_layer(model: Any) -> None:
@@ -305,6 +308,22 @@ def require_smooth(layer: Layer) -> None:
     if layer.is_hard:
         text = "must be softmax for the theory of training, got hardmax: use `bayes`, or `train` in finite dimension"
         raise InputError("target", text)
+    require_closed(layer)
+
+
+def require_closed(layer: Layer) -> None:
+    """Refuse untied layers that have no closed equations."""
+    if not isinstance(layer, UntiedLayer) or layer.sees == "cross":
+        return
+    why = "the two parts of S, symmetric and antisymmetric, have metrics of their own"
+    if layer.sees == "all":
+        use = 'use sees="cross" or "others" for theory, or `train` in finite dimension'
+        raise InputError("sees", f"must not be all for theory, because x^T S x sees half of S and {why}: {use}")
+    if len(layer.blocks) == 1:
+        raise InputError("loss", f'must be a sum over the rows for sees="others", because {why} otherwise')
+    if layer.encodings is None and not is_balanced(layer):
+        text = f'must be "long" for sees="others" and a loss that prefers some tokens, because {why} without encodings'
+        raise InputError("encodings", text)
 
 
 def guarded(answer: Callable[..., T], layer: Layer, *numbers: Array, valid: Bool[ArrayLike, ""] = True) -> T:
@@ -328,68 +347,3 @@ def guarded(answer: Callable[..., T], layer: Layer, *numbers: Array, valid: Bool
         return a & in_range if a.dtype == bool else jnp.where(in_range, a, Status.nonfinite)
 
     return jax.tree.map(masked, answer(*either(in_range, (layer, *numbers), good)))
-
-
-def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
-    """Return the reduced echelon form: the same rows for equal spaces, so that equal losses share programs."""
-    rows, n = rows.copy(), 0
-    for column in rows.T:  # a view, which follows the rows
-        pivot = n + np.argmax(np.abs(column[n:]))
-        if abs(column[pivot]) > _SEEN:
-            rows[np.array([n, pivot])] = rows[np.array([pivot, n])]
-            rows[n] /= column[n]
-            others = np.arange(len(rows)) != n
-            rows[others] -= np.outer(column[others], rows[n])
-            n += 1
-        if n == len(rows):
-            break
-    return np.round(rows, digits)
-
-
-def _probe(layer: Layer) -> tuple[Callable[[Array], Array], Array]:
-    """Return a function of pairs of scores (K, 2, pairs of tokens) to losses, and random scores of the teacher's size.
-
-    Traced numbers are replaced, because the form of the loss matters only.
-    """
-    units, variance = _units(layer.tokens)
-    draws = np.random.default_rng(0).standard_normal((4 * len(units), 2, len(units))) * np.sqrt(variance)
-    known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
-
-    def of_scores(pair: Array) -> Array:
-        H, Y = jnp.tensordot(pair, jnp.asarray(units, pair.dtype), 1)
-        return known.loss(H, Y)
-
-    return jax.vmap(of_scores), jnp.asarray(draws * np.sqrt(float(known.teacher.rho)))
-
-
-def _units(L: int) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]:
-    """Return the unit symmetric matrices, one for every pair a <= b, and the variances of random scores."""
-    rows, columns = np.triu_indices(L)
-    units = np.zeros((len(rows), L, L))
-    units[np.arange(len(rows)), rows, columns] = units[np.arange(len(rows)), columns, rows] = 1.0
-    return units, np.where(rows == columns, 2.0, 1.0)
-
-
-def _basis_of(layer: Layer) -> str:
-    """Return, as text, a basis, orthonormal in the metric of random scores, of the directions that the loss sees.
-
-    These are the directions of its gradients at random scores.
-    """
-    units, variance = _units(layer.tokens)
-    with jax.ensure_compile_time_eval():
-        losses, draws = _probe(layer)
-        values = losses(draws)
-        if values.shape != (len(draws),):
-            raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
-        gradients = np.asarray(jax.grad(lambda draws: jnp.sum(losses(draws)))(draws)).reshape(-1, len(units))
-    if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
-        raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
-    _, sizes, seen = np.linalg.svd(gradients, full_matrices=False)
-    if sizes[0] == 0:
-        raise InputError("loss", "must depend on the scores, got a constant")
-    B = _echelon(seen[sizes > _SEEN * sizes[0]], 12 if gradients.dtype == np.float64 else 5).T
-    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B^+^T u.
-    values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
-    C = vectors * np.sqrt(values_) @ vectors.T
-    basis = np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
-    return json.dumps((np.round(basis, 15) + 0.0).tolist())  # no negative zeros

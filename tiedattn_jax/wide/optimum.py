@@ -5,6 +5,9 @@ do. The Bayes-optimal error e = ||<S> - S*||^2 / d then is that of a matrix that
 
     e = Delta - (4 pi^2 / 3) Delta^2 int rho_Y^3,   Y = S* + sqrt(Delta) G,   Delta = (e + noise) / (2 alpha n).
 
+For untied layers rho_Y is the symmetric law of singular values, and Delta is twice as large: a matrix without a
+symmetry has twice as many entries.
+
 Other labels have Delta = 1 / (2 alpha I), where I(e) is their Fisher information on the scores, of which the optimal
 learner knows all but the variance e. Those of hard attention show the signs of h_11 - h_12 and h_22 - h_12 only.
 """
@@ -29,10 +32,11 @@ from ..base.progress import Progress, one_search
 from ..base.report import Description, rows_of
 from ..base.results import Column, InTable, Result, Status
 from ..theory.quantities import Quantity
+from .attention import DotProduct
 from .channel import WideNodes, wide_nodes
 from .fixed_points import without_content
-from .laws import SpectrumLaw, Wishart
-from .layer import DotProduct, Layer, guarded, require_layer, require_smooth
+from .laws import GaussianFactors, SpectrumLaw, Wishart
+from .layer import Layer, guarded, require_closed, require_layer, require_smooth
 from .spectrum import SpectrumNodes, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
@@ -100,6 +104,7 @@ def bayes(model: Layer, alpha: Number) -> WideOptimum:
     omega = getattr(model, "omega", 0.0)
     if is_concrete(omega) and float(omega) >= 1:
         raise InputError("omega", f"must be below one for the optimal learner, got omega={float(omega)}")
+    require_closed(model)
     if model.is_hard and model.tokens != 2:
         raise InputError("tokens", f"must be two for hard attention, got tokens={model.tokens}")
     return guarded(_optimum, model, require_positive(alpha, "alpha", model.tau.dtype), valid=jnp.less(omega, 1))
@@ -166,10 +171,10 @@ def _below(a: Array, b: Array, r: float) -> Array:
 def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
     law = layer.teacher
     # The error over Delta tends to one minus the squared shares of equal eigenvalues of the teacher.
-    perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.ties) / (2 * layer.seen))
+    perfect = jnp.where((layer.noise > 0) | layer.is_hard, jnp.inf, (1 - law.ties) * layer.sides / (2 * layer.seen))
 
     def excess(Delta: Array) -> Array:  # increases with Delta
-        return 2 * alpha * Delta * information(layer, error_of_noise(law, Delta)) - 1
+        return 2 / layer.sides * alpha * Delta * information(layer, error_of_noise(law, Delta)) - 1
 
     # Delta is (error + noise) / (2 alpha n) at most, or (error + noise) / alpha of some order for signs.
     low, high = law.rho * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
@@ -249,17 +254,17 @@ def ridge_recovery(model: Layer) -> Quantity:
     return _recovery(model, "ridge_recovery", _statistical_dimension, meaning)
 
 
-def _recovery(model: Layer, event: str, value: Callable[[Array], Array], meaning: str) -> Quantity:
+def _recovery(model: Layer, event: str, value: Callable[[Array, int], Array], meaning: str) -> Quantity:
     require_layer(model)
-    if not isinstance(model.teacher, Wishart):
-        raise InputError("teacher", f"must be a Wishart law for thresholds, got {model.teacher!r}")
+    if not isinstance(model.teacher, Wishart | GaussianFactors):
+        raise InputError("teacher", f"must be a law of Gaussian factors for thresholds, got {model.teacher!r}")
     if model.is_hard:
         raise InputError("target", "must be softmax for recovery, got target='hardmax'")
     if is_concrete(model.noise) and float(model.noise) > 0:
         raise InputError("noise", f"must be zero for recovery, got noise={float(model.noise)}")
 
     def alpha(layer: Any) -> Array:
-        return value(layer.teacher.kappa) / layer.seen
+        return value(jnp.minimum(layer.teacher.kappa, 1.0), layer.sides) / layer.seen
 
     return _exact(model, alpha, lambda layer: layer.noise == 0, name="alpha", event=event, meaning=meaning)
 
@@ -275,7 +280,8 @@ def position(model: Layer) -> Quantity:
         InputError: the layer is no `DotProduct`, or has no encodings.
     """
     if not isinstance(model, DotProduct) or model.encodings is None:
-        raise InputError("model", f"must be a DotProduct with encodings for position, got {type(model).__name__}")
+        text = "must be a tied DotProduct with encodings for position, because untied layers learn every target"
+        raise InputError("model", f"{text}, got {type(model).__name__}")
     meaning = "from here on position is learned"
     return _exact(model, lambda layer: 1 - layer.mixing[1, 1], None, name="A_11", event="position", meaning=meaning)
 
@@ -292,20 +298,20 @@ def _exact(
     return Quantity.of_model(values, model, **words)
 
 
-def _counting(kappa: Float[Array, ""]) -> Float[Array, ""]:
-    kappa = jnp.minimum(kappa, 1.0)
-    return kappa - kappa**2 / 2
+def _counting(k: Float[Array, ""], sides: int) -> Float[Array, ""]:
+    """Return the free numbers of a matrix of rank k d over d^2."""
+    return sides * (k - k**2 / 2)
 
 
-def _statistical_dimension(kappa: Float[Array, ""]) -> Float[Array, ""]:
-    """Return k - k^2/2 + (1-k)/2 min_s [k s^2 + (1-k) E (x-s)_+^2], x of a semicircle of radius 2."""
-    k = jnp.minimum(kappa, 1.0)
+def _statistical_dimension(k: Float[Array, ""], sides: int) -> Float[Array, ""]:
+    """Return sides (k - k^2/2 + (1-k)/2 min_s [k s^2 + (1-k) sides E (x-s)_+^2]), x of a semicircle of radius 2."""
 
     def moments(s: Array) -> tuple[Array, Array]:
         """Return E (x-s)_+ and E (x-s)_+^2, from the integrals of 1, x and x^2 over the density times 2 pi above s."""
         root, angle = jnp.sqrt(4 - s**2), jnp.arccos(s / 2)
         share, first, second = 2 * angle - s * root / 2, root**3 / 3, 2 * angle - s * (s**2 - 2) * root / 4
-        return (first - s * share) / (2 * np.pi), (second - 2 * s * first + s**2 * share) / (2 * np.pi)
+        scale = sides / (2 * np.pi)
+        return (first - s * share) * scale, (second - 2 * s * first + s**2 * share) * scale
 
     s = bisected_root(lambda s: k * s - (1 - k) * moments(s)[0], jnp.zeros_like(k), jnp.full_like(k, 2.0))
-    return k - k**2 / 2 + (1 - k) / 2 * (k * s**2 + (1 - k) * moments(s)[1])
+    return sides * (k - k**2 / 2 + (1 - k) / 2 * (k * s**2 + (1 - k) * moments(s)[1]))

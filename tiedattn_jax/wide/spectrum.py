@@ -8,6 +8,9 @@ at z, g(z). Real y belong to a curve z = u + i v(u) above the axis (Biane 1997):
 
 where g = P - i v F. In gaps of the spectrum of Y the curve runs on the axis, v = 0 and F < 1 / N.
 
+For untied layers G has independent entries, and S = f(Y) / Lam with the soft threshold f(y) = (|y| - tau)_+ sign y of
+singular values. All laws are then symmetric, and averages over singular values are twice those over one side.
+
 The equations need integrals of rho_Y and a polynomial over all eigenvalues above some place. These are integrals of g
 along an arc from that place to the axis beyond the largest eigenvalue. The arc stays away from the spectrum, so the
 number of its nodes depends neither on the number of eigenvalues nor on the gaps between them.
@@ -86,6 +89,11 @@ class Convolution(NamedTuple):
     end: Float[Array, ""]
 
     @property
+    def sides(self) -> int:
+        """Number of sides of the spectrum that count: two for singular values, whose law is symmetric, else one."""
+        return 2 if self.law.SYMMETRIC else 1
+
+    @property
     def top(self) -> Float[Array, ""]:
         """The largest eigenvalue of Y."""
         return self.end + self.N * self.law.resolvent(self.end, jnp.zeros_like(self.M), self.M).P
@@ -146,7 +154,7 @@ class Convolution(NamedTuple):
             return start
 
         def bound() -> Array:
-            other = self.quantile(jnp.minimum(kappa, 1.0))
+            other = self.quantile(jnp.minimum(kappa, 1.0) / self.sides)
             return jnp.where(other.real > start.real, other, start)
 
         return lax.cond(binds, bound, lambda: start)
@@ -158,7 +166,7 @@ class Convolution(NamedTuple):
         the start from the eigenvalues of M S*.
         """
         z0, curve = lax.stop_gradient((start, self))
-        limit = -jnp.sqrt(curve.N) if below else curve.end
+        limit = -curve.end if below else curve.end
         width = jnp.maximum((z0.real - limit) if below else (limit - z0.real), 0.0)
         end = z0.real + (-2 * width if below else 2 * width)
         _, F, A, _ = curve.law.resolvent(z0.real, z0.imag**2, curve.M)
@@ -329,12 +337,14 @@ def _s(law: SpectrumLaw, u: Array, M: Array, N: Array) -> Array:
 class Prior(NamedTuple):
     """The prior's potential Phi(M, N, tau) = 1/2 int rho_Y f^2 with f(y) = (y - tau)_+, and its derivatives.
 
+    For untied layers f is the soft threshold, and the averages are those over singular values.
+
     Attributes:
         phi: the potential.
         by_M: d phi / d M, which is tr S* f(Y).
         by_N: d phi / d N.
-        trace: int rho_Y f, which is minus d phi / d tau.
-        share: share of the eigenvalues that count.
+        trace: int rho_Y |f|, which is minus d phi / d tau.
+        share: share of the eigenvalues or singular values that count.
     """
 
     phi: Float[Array, ""]
@@ -354,23 +364,34 @@ def spectral_prior(curve: Convolution, tau: Float[Array, ""], start: Complex[Arr
     f, g = (Y.y - tau) * Y.dy, Y.resolvent
 
     def mean(values: Array) -> Array:
-        return -jnp.sum((f * values).imag) / np.pi
+        return -curve.sides * jnp.sum((f * values).imag) / np.pi
 
     phi = 0.5 * mean(g * (Y.y - tau))
-    return Prior(phi, mean(Y.overlap), mean(0.5 * g**2), mean(g), curve.above(start))
+    return Prior(phi, mean(Y.overlap), mean(0.5 * g**2), mean(g), curve.sides * curve.above(start))
 
 
 def stability(curve: Convolution, tau: Float[Array, ""], start: Complex[Array, ""]) -> Float[Array, ""]:
-    """Return 1/2 int int rho rho f[x, y]^2, the prior's factor of the replicon; f[x, y] is the divided difference.
+    """Return the prior's factor of the replicon: 1/2 int int rho rho f[x, y]^2 with the divided difference f[x, y].
+
+    For singular values it is int int rho rho f[x, y]^2 over the symmetric law, with the soft threshold f.
 
     Args:
         start: place from which on eigenvalues count: that of tau, or a higher one in a gap of the spectrum.
     """
     above, below = curve.arc(start), curve.arc(start, below=True)
-    weights = below.resolvent * below.dy
-    x = above.y[:, None]
+    f, x, count = above.y - tau, above.y[:, None], above.resolvent * above.dy
+
+    def pairs(y: Array, weights: Array, kernel: Callable[[Array], Array]) -> Array:
+        """Integrate over x above and y; that over y is the difference of its arc and of the mirror image below."""
+        inner = kernel(y) @ weights - kernel(y.conj()) @ weights.conj()
+        return -jnp.sum((count * f * inner).real) / (2 * np.pi**2)
+
     # If x and y are both above tau, f[x, y] = 1. If y is below, f[x, y] = f(x) / (x - y), and such pairs count twice.
-    # The integral over y is the difference of those along the arc and along its mirror image below the axis.
-    inner = (x - below.y) ** -2 @ weights - (x - below.y.conj()) ** -2 @ weights.conj()
-    mixed = (above.resolvent * above.dy * (above.y - tau) ** 2 * inner).real / (2 * np.pi**2)
-    return 0.5 * curve.above(start) ** 2 - jnp.sum(mixed)
+    one_side = 0.5 * curve.above(start) ** 2 + pairs(
+        below.y, below.resolvent * below.dy, lambda y: f[:, None] / (x - y) ** 2
+    )
+    if curve.sides == 1:
+        return one_side
+    # Values y = -x' on the other side have f[x, y] = (f(x) + f(x')) / (x + x'), so f(x) f(x') is what is missing.
+    other_side = pairs(above.y, count * f, lambda y: (x + y) ** -2)
+    return 4 * (one_side + other_side)

@@ -33,14 +33,14 @@ class WideNumbers(eqx.Module):
     """Numbers of a matrix S, of a state or of a run, in which a run and its theory are compared.
 
     Attributes:
-        q: Tr S^2 / d.
-        m: Tr S S* / d.
-        trace: Tr S / d.
+        q: Tr S S^T / d.
+        m: Tr S S*^T / d.
+        trace: trace norm of S over d: Tr S / d of a tied layer, the mean singular value of an untied one.
         train_loss: loss of a training sentence.
         gen_error: loss on fresh sentences without noise.
         energy: least risk over d^2; that of the matrix, for a run.
-        share: share of the eigenvalues of S that are not zero.
-        largest: largest eigenvalue of S.
+        share: share of the eigenvalues, or singular values, of S that are not zero.
+        largest: the largest of them.
     """
 
     q: Float[Array, "*R"]
@@ -102,16 +102,16 @@ class WidePoint(Replicated):
     batch_probe = "alpha", 0
     SETTING = ("alpha",)
     SHOWN: ClassVar = {
-        "q": "Tr S^2 / d",
-        "m": "Tr S S* / d, overlap with the teacher",
+        "q": "Tr S S^T / d",
+        "m": "Tr S S*^T / d, overlap with the teacher",
         "V": "response",
-        "trace": "Tr S / d",
+        "trace": "trace norm of S / d",
         "train_loss": "loss of a training sentence",
         "gen_error": "loss on fresh sentences without noise",
         "energy": "least risk over d^2",
         "distance": "||S - S*||^2 / d",
-        "share": "share of the eigenvalues of S that are not zero",
-        "largest": "largest eigenvalue of S",
+        "share": "rank of S / d",
+        "largest": "largest eigenvalue or singular value of S",
         "replicon": "stability, below one",
     }
     q, m, V = MeanField[Array](), MeanField[Array](), MeanField[Array]()
@@ -133,6 +133,11 @@ class WidePoint(Replicated):
             "distance", figures=figures, shown=shown, headline=lambda table: headline, summary=_count_regions
         )
 
+    @property
+    def shifts(self) -> Float[Array, "*batch L L"]:
+        """Shift of the scores of every pair of tokens by the encodings, up to what the loss does not see."""
+        return jnp.tensordot(self.offset, self.model.shift_basis, 1)
+
     def position_shift(self) -> tuple[Array, Array]:
         """Return by how much the encodings raise the score of a token with itself over others, with its error bar."""
         L, shifts = self.model.tokens, self.model.shift_basis
@@ -144,16 +149,17 @@ class WidePoint(Replicated):
     def learned_positions(self) -> int:
         """The number of directions, of L - 1, in which the encodings shift the scores of pairs of tokens.
 
-        The shifts form a positive semidefinite matrix T (L, L), of which the loss does not see a common shift. A
-        direction c with sum c_a = 0 is learned if c^T T c > 0. A layer whose target asks for less cannot learn it and
-        has zero there.
+        The shifts form a matrix T (L, L), positive semidefinite in a tied layer, of which the loss does not see a
+        common shift. There, a direction c with sum c_a = 0 is learned if c^T T c > 0. A tied layer whose target asks
+        for less cannot learn it and has zero there. An untied layer learns all directions that the loss sees.
         """
         if not self.offset.size:
             return 0
         L = self.model.tokens
         centre = np.eye(L) - 1 / L
-        T = centre @ np.tensordot(self.offset, self.model.shift_basis, 1) @ centre
-        return int(np.sum(np.linalg.eigvalsh(T) > _LEARNED * np.sqrt(float(self.model.teacher.rho))))
+        T = np.asarray(self.shifts) @ centre
+        sizes = np.linalg.eigvalsh(centre @ T) if self.model.sides == 1 else np.linalg.svd(T, compute_uv=False)
+        return int(np.sum(sizes > _LEARNED * np.sqrt(float(self.model.teacher.rho))))
 
     @property
     def region(self) -> str:
@@ -249,4 +255,5 @@ class WideSpectrum(Printed):
 def _spectrum(point: WidePoint) -> WideSpectrum:
     tau, curve = point.model.tau, convolution(point.model.teacher, point.M, point.N)
     Y = curve.nodes(curve.first_place(tau, point.model.kappa, jnp.any(point.replicates.binds)).real)
-    return WideSpectrum((Y.y - tau) / point.Lam, Y.density * point.Lam, Y.weight, 1 - point.share, point.largest)
+    density, weight = (curve.sides * a for a in (Y.density * point.Lam, Y.weight))
+    return WideSpectrum((Y.y - tau) / point.Lam, density, weight, 1 - point.share, point.largest)

@@ -1,0 +1,129 @@
+"""Directions of the scores that the loss of a wide layer sees, found from its gradients at random scores.
+
+The functions take a `layer` with its `loss`, `pairs`, `tokens`, `sides` and `teacher`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..base.errors import InputError
+
+_SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
+
+
+def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
+    """Return the reduced echelon form: the same rows for equal spaces, so that equal losses share programs."""
+    rows, n = rows.copy(), 0
+    for column in rows.T:  # a view, which follows the rows
+        pivot = n + np.argmax(np.abs(column[n:]))
+        if abs(column[pivot]) > _SEEN:
+            rows[np.array([n, pivot])] = rows[np.array([pivot, n])]
+            rows[n] /= column[n]
+            others = np.arange(len(rows)) != n
+            rows[others] -= np.outer(column[others], rows[n])
+            n += 1
+        if n == len(rows):
+            break
+    return np.round(rows, digits)
+
+
+_PROBES = 4  # random scores for each pair of tokens
+
+
+def probe(layer: Any) -> tuple[Callable[[Array, Array], Array], Array, Array]:
+    """Return a function of scores of student and teacher (K, L, L) to losses, and random scores of the teacher's size.
+
+    Traced numbers are replaced, because the form of the loss matters only.
+    """
+    units, variance = _units(layer)
+    draws = np.random.default_rng(0).standard_normal((_PROBES * len(units), 2, len(units))) * np.sqrt(variance)
+    known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
+    H, Y = np.moveaxis(np.tensordot(draws * np.sqrt(float(known.teacher.rho)), units, 1), 1, 0)
+    return jax.vmap(known.loss), jnp.asarray(H), jnp.asarray(Y)
+
+
+def _units(layer: Any) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]:
+    """Return the scores with a one for every pair of tokens, and the variances of random scores."""
+    rows, columns = layer.pairs
+    units = np.zeros((len(rows), layer.tokens, layer.tokens))
+    units[np.arange(len(rows)), rows, columns] = 1.0
+    if layer.sides == 2:
+        return units, np.ones(len(rows))
+    units[np.arange(len(rows)), columns, rows] = 1.0
+    return units, np.where(rows == columns, 2.0, 1.0)
+
+
+def _is_sum_of_rows(losses: Callable[[Array, Array], Array], H: Array, Y: Array) -> bool:
+    """Return whether a loss is a sum of one function for each row of both scores."""
+    H_other, Y_other = H[::-1], Y[::-1]
+    both = losses(H, Y) + losses(H_other, Y_other)
+    for row in range(H.shape[1]):
+        swapped = [a.at[:, row].set(b[:, row]) for a, b in ((H, H_other), (Y, Y_other), (H_other, H), (Y_other, Y))]
+        if not np.allclose(losses(*swapped[:2]) + losses(*swapped[2:]), both, rtol=1e-5, atol=1e-6):
+            return False
+    return True
+
+
+def others(tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the scores of every token with the others, (L, 1) and (L, L - 1)."""
+    rows = np.arange(tokens)[:, None]
+    return rows, (rows + np.arange(1, tokens)) % tokens
+
+
+def is_balanced(layer: Any) -> bool:
+    """Return whether scores that are drawn alike for all tokens push those of a student without content nowhere.
+
+    The mean is that over the orders of the other tokens and over the signs of the scores.
+    """
+    rows, columns = others(layer.tokens)
+    with jax.ensure_compile_time_eval():
+        losses, _, Y = probe(layer)
+        shifted = [Y.at[:, rows, columns].set(Y[:, rows, np.roll(columns, k, 1)]) for k in range(columns.shape[1])]
+        slope = jax.grad(lambda H, Y: jnp.sum(losses(H, Y)))
+        slopes = [layer.coordinates(jnp.moveaxis(slope(0 * Y, sign * Y), 0, -1)) for Y in shifted for sign in (1, -1)]
+        return bool(jnp.max(jnp.abs(sum(slopes))) < 1e-5 * max(float(jnp.max(jnp.abs(one))) for one in slopes))
+
+
+def blocks_of(layer: Any) -> str:
+    """Return, as text, bases of the directions that the loss sees, orthonormal in the metric of random scores.
+
+    These are the directions of its gradients at random scores. If the loss is a sum over the rows of an untied layer,
+    every row has a basis of its own.
+    """
+    units, variance = _units(layer)
+    with jax.ensure_compile_time_eval():
+        losses, H, Y = probe(layer)
+        values = losses(H, Y)
+        if values.shape != (len(H),):
+            raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
+        gradients = np.asarray(jax.grad(lambda H: jnp.sum(losses(H, Y)))(H))
+        by_row = layer.sides == 2 and layer.tokens > 1 and _is_sum_of_rows(losses, H, Y)
+    if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
+        raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
+    if not np.any(gradients):
+        raise InputError("loss", "must depend on the scores, got a constant")
+    slopes = np.einsum("nab,pab->np", gradients, units)
+    parts = [slopes * (layer.pairs[0] == row) for row in range(layer.tokens)] if by_row else [slopes]
+    least = _SEEN * float(np.linalg.norm(slopes, 2))
+    blocks = [_basis_of(part, least, units, variance) for part in parts if np.linalg.norm(part, 2) > least]
+    most = max(map(len, blocks))
+    padded = [np.pad(block, ((0, most - len(block)), (0, 0), (0, 0))) for block in blocks]
+    return json.dumps((np.round(padded, 15) + 0.0).tolist())  # no negative zeros
+
+
+def _basis_of(slopes: np.ndarray, least: float, units: np.ndarray, variance: np.ndarray) -> Float[np.ndarray, "n L L"]:
+    """Return a basis of the directions along which slopes (K, pairs) have a singular value above the least."""
+    _, sizes, seen = np.linalg.svd(slopes, full_matrices=False)
+    B = _echelon(seen[sizes > least], 12 if slopes.dtype == np.float64 else 5).T
+    # Random scores have covariance diag(variance); u = B^T h has K = B^T diag(variance) B = C C^T, and h ~ B^+^T u.
+    values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
+    C = vectors * np.sqrt(values_) @ vectors.T
+    return np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
