@@ -35,7 +35,12 @@ def at_random(n, tokens, size=6):
     draws = np.random.default_rng(1)
     weight = draws.uniform(0.5, 1.5, size)
     fields = (draws.standard_normal((axis, size)) for axis in (n, n, tokens))
-    return nodes_of(*fields, weight / weight.sum())
+    return nodes_of(*fields, weight / weight.sum(), np.ones((1, size)))
+
+
+def inside(shift):
+    """The coordinates of a tied layer, which has one block, with a shift inside the loss."""
+    return channel.Inside(jnp.asarray(shift), jnp.ones((1, np.shape(shift)[-1])))
 
 
 @pytest.mark.parametrize("options", [{}, UNEVEN], ids=["even", "uneven"])
@@ -70,8 +75,8 @@ def test_both_replicates_of_the_lattice_have_the_same_averages(options, accuracy
 def test_sobol_points_stand_in_where_a_lattice_would_be_large():
     assert channel.wide_nodes(layer(tokens=3), None).weight.shape == (ta.Sobol(16).replicates, 2**14)
     nodes = channel.wide_nodes(layer(encodings=1.5), ta.Sobol(2**12, replicates=3, seed=4))
-    assert [a.shape for a in jax.tree.leaves(nodes)] == [(3, 2, 2**12)] * 3 + [(3, 2**12)]
-    np.testing.assert_allclose(nodes.weight, 2.0**-12)
+    assert [a.shape for a in jax.tree.leaves(nodes)] == [(3, 2, 2**12)] * 3 + [(3, 2**12), (3, 1, 2**12)]
+    np.testing.assert_array_equal(nodes.weight, 2.0**-12)
     x = np.concatenate([nodes.student, nodes.teacher, nodes.along], 1)
     for k in range(3):
         np.testing.assert_allclose(x[k] @ x[k].T / 2**12, np.eye(6), atol=0.02)
@@ -100,7 +105,7 @@ def test_directions_in_which_encodings_shift_the_scores():
     assert directions(layer(), nodes).shape == (2, 0, 6)
     z, model = np.asarray(nodes.along) + 1.5 * np.array([[1], [-1]]), layer(encodings=1.5)
     expected = model.coordinates(jnp.asarray(z[:, None] * z - np.eye(2)[..., None]))
-    np.testing.assert_allclose(directions(model, nodes)[:, 0], expected, rtol=1e-12)
+    np.testing.assert_allclose(directions(model, nodes)[:, 0], expected[0], rtol=1e-12)
 
 
 def test_averages_are_those_of_proximal_points_found_otherwise():
@@ -112,7 +117,8 @@ def test_averages_are_those_of_proximal_points_found_otherwise():
     w = m / rho * y + np.sqrt(q - m**2 / rho) * np.asarray(nodes.student).T
     D = np.asarray(jax.jit(channel.shift_directions)(model, nodes))[:, 0].T
     loss, slope, bend = (
-        jax.jit(jax.vmap(derive(lambda h, y: model.node_loss(h, y)))) for derive in (lambda f: f, jax.grad, jax.hessian)
+        jax.jit(jax.vmap(derive(lambda h, y: model.node_loss(h, y, jnp.ones(1)))))
+        for derive in (lambda f: f, jax.grad, jax.hessian)
     )
 
     def points(w=w, y=y, t=spike):
@@ -153,9 +159,9 @@ def test_averages_are_those_of_proximal_points_found_otherwise():
     for name in ("moreau", "train_loss", "force"):
         difference = (getattr(ends[0], name) - getattr(ends[1], name)) / 2e-5
         np.testing.assert_allclose(getattr(slope_of, name), difference, rtol=1e-6, err_msg=name)
-    message, information = jax.jit(channel.response)(model, places, y.T, V, spike * D.T)
+    message, information = jax.jit(channel.response)(model, places, y.T, V, inside(spike * D.T))
     np.testing.assert_allclose(message, g.T, atol=1e-9)
-    np.testing.assert_allclose(information, -np.mean(np.trace(by_w, axis1=1, axis2=2)), rtol=1e-6)
+    np.testing.assert_allclose(information, -np.trace(by_w, axis1=1, axis2=2), rtol=1e-5)
 
 
 def test_the_test_error_has_no_noise():
@@ -163,7 +169,7 @@ def test_the_test_error_has_no_noise():
     q, m, t = 0.9, 0.5, np.array([0.3, -0.2])
     y = np.sqrt(1.5) * np.asarray(nodes.teacher)
     w = m / 1.5 * y + np.sqrt(q - m**2 / 1.5) * np.asarray(nodes.student) + t[:, None]
-    losses = jax.jit(jax.vmap(model.node_loss, 1))(w, y)
+    losses = jax.jit(jax.vmap(model.node_loss, (1, 1, None)))(w, y, np.ones(1))
     found = jax.jit(channel.test_error)(model, nodes, q, m, t)
     np.testing.assert_allclose(found, np.dot(nodes.weight, losses), rtol=1e-12)
 
@@ -172,8 +178,8 @@ def test_a_second_start_takes_the_lower_point_and_counts_where_both_differ():
     """A search from the student's fields ends in the well where they are."""
     model, V = Wells(teacher=ta.wide.Wishart(0.5), tau=0.05, tokens=1), np.asarray(3.0)
     own, w, weight = 0.1 + np.sqrt(1.5), np.array([[0.6, 0.6, -0.6, 0.1, 0.1]]), np.array([0.4, 0.3, 0.2, 0.07, 0.03])
-    nodes, prox = nodes_of(w, 0 * w, np.zeros((0, 5)), weight), jax.jit(channel.score_prox)
-    right, left = (np.asarray(prox(model, w, 0 * w, V, np.zeros((1, 1)), np.full_like(w, h))) for h in (0.7, -0.7))
+    nodes, prox = nodes_of(w, 0 * w, np.zeros((0, 5)), weight, np.ones((1, 5))), jax.jit(channel.score_prox)
+    right, left = (np.asarray(prox(model, w, 0 * w, V, inside(0 * w), np.full_like(w, h))) for h in (0.7, -0.7))
     assert np.all(right > 0.5) and np.all(left < -0.5)
     # The same well, the lower one, the higher one, and places beside the own well, too far from it and near.
     far, near = right[0, 3] + 1.25e-3 * own, right[0, 4] + 0.8e-3 * own
@@ -182,3 +188,33 @@ def test_a_second_start_takes_the_lower_point_and_counts_where_both_differ():
     np.testing.assert_allclose(lowest[0, :3], [right[0, 0], left[0, 1], left[0, 2]], rtol=1e-9)
     np.testing.assert_allclose(lowest[0, 4], near, rtol=1e-12)
     np.testing.assert_allclose(share, 0.3 + 0.2 + 0.07, rtol=1e-12)
+
+
+class Rows(ta.wide.UntiedLayer):
+    """A loss of two rows, the second one three times as steep, with a part that no score moves."""
+
+    def loss(self, H, Y):
+        return jnp.sum(jnp.array([[1.0], [3.0]]) * (H - Y) ** 2) / 2 + 0.25
+
+
+def test_rows_of_an_untied_layer_are_averaged_apart():
+    """The nodes of one block hold all numbers; a quadratic loss has closed averages."""
+    model, nodes = Rows(teacher=[1.0], tau=0.1), replicate(channel.wide_nodes(Rows(teacher=[1.0], tau=0.1), None), 0)
+    assert model.blocks.shape == (2, 2, 2, 2) and nodes.row.shape[0] == 2
+    found, _ = jax.jit(channel.channel_averages)(model, nodes, 0.8, 0.6, 0.5, np.zeros(0))
+    steep, gap = np.array([1.0, 1.0, 3.0, 3.0]), 1.0 - 2 * 0.6 + 0.8
+    np.testing.assert_allclose(found.information, np.sum(steep / (1 + 0.5 * steep)), rtol=1e-6)
+    np.testing.assert_allclose(found.signal, found.information, rtol=1e-6)
+    np.testing.assert_allclose(found.force, np.sum((steep / (1 + 0.5 * steep)) ** 2) * gap, rtol=1e-5)
+    np.testing.assert_allclose(found.train_loss, 0.25 + np.sum(steep / (1 + 0.5 * steep) ** 2) * gap / 2, rtol=1e-5)
+
+
+def test_equal_rows_share_their_nodes():
+    """Rows of softmax attention are alike, unless a positional target or encodings tell them apart."""
+    untied = partial(ta.wide.UntiedDotProduct, tau=0.1)
+    for options, kept in (({}, 1), ({"encodings": "long"}, 2), (UNEVEN, 2)):
+        model = untied(**options)
+        nodes, whole = (channel.wide_nodes(model, ta.Sobol(16), whole=whole) for whole in (False, True))
+        assert len(model.equal_blocks[0]) == kept and whole.student.shape[2] == 32
+        assert nodes.student.shape[2] == 16 * kept
+        np.testing.assert_allclose(nodes.weight.sum(1), 2.0)

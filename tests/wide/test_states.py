@@ -436,7 +436,7 @@ def point(encodings=None, offsets=((), ()), alpha=0.75, binds=False):
     "encodings, offsets, binds, detail",
     [
         (None, ((), ()), True, "rank bounded by kappa replica symmetry is weakly broken: the replicon is inf"),
-        ("long", ((0.3, 0.1), (0.5, 0.1)), False, "offset [0.40(70), 0.1]"),
+        ("long", ((0.3, 0.1), (0.5, 0.1)), False, "shifts ["),
         (1.5, ((0.3,), (0.5,)), False, "R 0.40(70)"),
     ],
 )
@@ -446,7 +446,7 @@ def test_the_page_of_a_state(encodings, offsets, binds, detail):
     rows = [" ".join(row.split()) for row in rows]
     names = [row.split()[0] for row in rows[:-1]]
     assert names == "q m V trace train_loss gen_error energy distance share largest replicon".split()
-    assert rows[0] == "q 1.0(17) Tr S^2 / d" and rows[-1].startswith(detail)
+    assert rows[0] == "q 1.0(17) Tr S S^T / d" and rows[-1].startswith(detail)
 
 
 def test_numbers_that_a_state_has_or_not():

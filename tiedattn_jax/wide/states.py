@@ -136,7 +136,10 @@ class WidePoint(Replicated):
     @property
     def shifts(self) -> Float[Array, "*batch L L"]:
         """Shift of the scores of every pair of tokens by the encodings, up to what the loss does not see."""
-        return jnp.tensordot(self.offset, self.model.shift_basis, 1)
+        return self._with_shifts(self.offset)
+
+    def _with_shifts(self, offset: Array) -> Array:
+        return jnp.tensordot(offset, self.model.shift_basis, 1)
 
     def position_shift(self) -> tuple[Array, Array]:
         """Return by how much the encodings raise the score of a token with itself over others, with its error bar."""
@@ -186,8 +189,10 @@ class WidePoint(Replicated):
         return self.offset[..., 0]
 
     def details(self) -> list[Row]:
-        name, part = ("offset", ...) if self.model.length is None else ("R", 0)
-        numbers, bars = ({name: a.offset[part]} for a in (self, self.stderr))
+        if self.model.length is None:
+            numbers, bars = {"shifts": self.shifts}, {"shifts": error_bar(self._with_shifts(self.replicates.offset))}
+        else:
+            numbers, bars = {"R": self.offset[..., 0]}, {"R": self.stderr.offset[..., 0]}
         rows = rows_of(numbers, bars) if self.offset.size else []
         breaks = bool(jnp.isinf(self.replicates.replicon).any())
         bound = "rank", "bounded by kappa", "replica symmetry is weakly broken: the replicon is infinite" * breaks
