@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +35,8 @@ _ROUNDING = 200.0  # units in the last place of such a length in single precisio
 _MOST_STEPS = 100
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
 _LONGEST = 1.0  # length of a step with content
+# A search that fails is repeated from larger tau, where the map contracts faster, down by this factor in so many rungs.
+_RUNG, _RUNGS = 3.0, 9
 
 
 class _Rules(NamedTuple):
@@ -195,6 +198,28 @@ class _SearchState(NamedTuple):
     length: Float[Array, ""]
     steps: Int[Array, ""]
 
+    @classmethod
+    def first(cls, setting: _SearchSetting, x: Float[Array, " k"]) -> _SearchState:
+        """Return the search before its first step from x."""
+        zero = jnp.zeros((), x.dtype)
+        return cls(_start_at(x), 0 * x, 0 * x, setting.points, setting.rules, zero, zero + jnp.inf, jnp.asarray(0))
+
+
+class _Climb(NamedTuple):
+    """Searches from larger tau down; the first one, of rung zero, is at tau itself.
+
+    Attributes:
+        rung: the next rung.
+        end: end of the last search.
+        place: the last place with content; NaN before.
+        guess: guess of the next search.
+    """
+
+    rung: Int[Array, ""]
+    end: _SearchState
+    place: Float[Array, " k"]
+    guess: _Start
+
 
 def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _SearchSetting, Array, Array, _Start]:
     """Find a root of ``map(u) = u`` by Broyden's method, from steps of the map, which contracts nearly everywhere.
@@ -202,13 +227,43 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
     The unknowns x are the logarithms of the conjugates, which hardly move near the onset of content while q changes by
     orders of magnitude, and the offsets in units of the teacher's scores. The search begins without content. Where the
     largest eigenvalue of Y is then above tau, it goes on with content from the guess. If the root violates another
-    constraint, that constraint is imposed. If other proximal points are lower, the search goes on there.
+    constraint, that constraint is imposed. If other proximal points are lower, the search goes on there. For small tau
+    the search can fail; then tau comes down in steps.
 
     Returns:
         u with its implicit derivatives, the setting there, the length of the last step, `jumps`, and the next guess.
     """
     frozen, guess = lax.stop_gradient((setting, guess))
-    tol, unit = tolerance(_TOL, _ROUNDING, guess[0]), _score_unit(setting.layer)
+    tol, x = tolerance(_TOL, _ROUNDING, guess[0]), jnp.zeros_like(guess[0])
+
+    def climb(state: _Climb) -> _Climb:
+        factor = jnp.where(state.rung == 0, 1.0, _RUNG ** (_RUNGS - state.rung)).astype(x.dtype)
+        at = frozen._replace(layer=eqx.tree_at(lambda layer: layer.tau, frozen.layer, factor * frozen.layer.tau))
+        end = _broyden_steps(at, state.guess, tol)
+        found = (end.length <= tol) & frozen._replace(rules=end.rules).has_content
+        place, slope = end.guess
+        step = jnp.where(jnp.all(jnp.isfinite(state.place)) & (state.rung > 1), place - state.place, 0.0)
+        known, ahead = either(found, (place, (place + step, slope)), (state.place, state.guess))
+        return _Climb(state.rung + 1, end, known, ahead)
+
+    def goes_on(state: _Climb) -> Bool[Array, ""]:
+        return (state.rung == 0) | ((state.rung <= _RUNGS) & ((state.end.length <= tol) == (state.rung > 1)))
+
+    first = _Climb(jnp.asarray(0), _SearchState.first(frozen, x), x + jnp.nan, guess)
+    end = lax.while_loop(goes_on, climb, first).end
+    found = (end.length <= tol) & setting._replace(rules=end.rules).has_content
+    guess = either(found, end.guess, guess)
+    setting = setting._replace(points=end.points, rules=end.rules)
+    # A lane that failed has no slope.
+    setting = either(jnp.all(jnp.isfinite(end.guess[0])), setting, lax.stop_gradient(setting))
+    u = _conjugates(end.guess[0], _score_unit(setting.layer))
+    u = with_root(lambda u, setting: u - setting.map(u), u, setting, solve=_solve_map)
+    return u, setting, end.length, end.jumps, guess
+
+
+def _broyden_steps(frozen: _SearchSetting, guess: _Start, tol: float) -> _SearchState:
+    """Return the end of a search by Broyden's method, without derivatives."""
+    unit = _score_unit(frozen.layer)
 
     def body(search: _SearchState) -> _SearchState:
         (x, H), step, before, points, rules, jumps, _, count = search
@@ -235,14 +290,8 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
         step, length = either(changed, (0 * step, jnp.full_like(length, jnp.inf)), (step, length))
         return _SearchState(after, step, r, lower, asked, jnp.maximum(jumps, weight), length, count + 1)
 
-    x = jnp.zeros_like(guess[0])
-    first = _SearchState(_start_at(x), x, x, setting.points, setting.rules, 0 * unit, jnp.inf * unit, jnp.asarray(0))
-    end = lax.while_loop(lambda search: (search.length > tol) & (search.steps < _MOST_STEPS), body, first)
-    setting = setting._replace(points=end.points, rules=end.rules)
-    # A lane that failed has no slope.
-    setting = either(jnp.all(jnp.isfinite(end.guess[0])), setting, lax.stop_gradient(setting))
-    u = with_root(lambda u, setting: u - setting.map(u), _conjugates(end.guess[0], unit), setting, solve=_solve_map)
-    return u, setting, end.length, end.jumps, either(setting.has_content, end.guess, guess)
+    first = _SearchState.first(frozen, jnp.zeros_like(guess[0]))
+    return lax.while_loop(lambda search: (search.length > tol) & (search.steps < _MOST_STEPS), body, first)
 
 
 def _solve_map(change: Float[Array, " k"], u: Float[Array, " k"], setting: _SearchSetting) -> Float[Array, " k"]:
