@@ -10,10 +10,12 @@ states         a state and how it prints; the spectrum of the trained matrix
 fixed_points   the equations and their fixed points
 optimum        the onset of content, thresholds, the optimal learner
 finite         sentences of finite dimension, training, message passing
+best           the best ridge, the best width
 instances      runs on such sentences beside the theory
 """
 
 from .attention import DotProduct as DotProduct, UntiedDotProduct as UntiedDotProduct
+from .best import best_ridge as best_ridge
 from .finite import (
     gamp as gamp,
     heldout_error as heldout_error,

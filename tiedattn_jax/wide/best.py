@@ -1,0 +1,122 @@
+"""The ridge or the width of a wide layer at which its error is smallest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.optimize import minimize_scalar
+
+from ..base.arrays import Number
+from ..base.errors import require, require_choice, require_positive
+from ..base.progress import Progress, reporter
+from ..base.results import Average, Status, error_bar
+from ..theory.quantities import Quantity
+from .channel import wide_nodes
+from .fixed_points import solve
+from .layer import Layer, require_smooth
+from .states import WidePoint
+
+BRACKETS = {"tau": (1e-4, 10.0), "kappa": (1e-3, 1.0)}  # default ranges
+ERRORS = "gen_error", "distance"
+_PER_DECADE = 6  # values at which the error is first looked at
+_TOL = 1e-4  # of the logarithm of the best value
+_OFFSET = 0.05  # of the parabola that gives every replicate its own minimum
+
+
+def best_ridge(
+    model: Layer,
+    alpha: Number,
+    nodes: Any = None,
+    *,
+    number: str = "tau",
+    bracket: tuple[float, float] | None = None,
+    error: str = "gen_error",
+    progress: Progress = None,
+) -> Quantity:
+    """Find the ridge, or the width of the student, at which the error of a wide layer is smallest.
+
+    The range is first walked downwards, with six values in a factor of ten; minima that are narrower can be missed.
+    Where eigenvalues of the trained matrix are separate, as those of a teacher with a power law, the error is a curve
+    with kinks in the width, and its smallest value may lie at one.
+
+    Args:
+        model: the layer. Its own value of the number does not matter.
+        alpha: sentences per squared dimension.
+        nodes: as in `solve`.
+        number: "tau", the strength of the trace norm, or "kappa", the width over the dimension.
+        bracket: range of values; by default `BRACKETS`.
+        error: "gen_error", the loss on fresh sentences, or "distance", ||S - S*||^2 / d.
+        progress: as in `solve`.
+
+    Returns:
+        A `Quantity` with the best value, without derivatives in the numbers of the layer. Its `state` is the one there;
+        `gen_error` or `distance` is its error. `where` is "inside", or "lower end" or "upper end" of the bracket.
+
+    Raises:
+        InputError: alpha is not positive, the number or the error has another name, the bracket is not 0 < low < high,
+            or as in `solve`.
+    """
+    require_smooth(model)
+    require_positive(alpha, "alpha")
+    require_choice(number, "number", BRACKETS)
+    require_choice(error, "error", ERRORS)
+    low, high = BRACKETS[number] if bracket is None else bracket
+    require(0 < low < high < np.inf, "bracket", (low, high), "0 < low < high")
+    rule, seen = wide_nodes(model, nodes), dict[float, WidePoint]()
+    count = max(3, 1 + round(_PER_DECADE * np.log10(high / low)))
+    report = reporter(progress, f"values of {number}")
+
+    def state_at(x: float) -> WidePoint:
+        """Return the state where the number is exp(x), looked for from the nearest one that is known."""
+        if x not in seen:
+            usable = [other for other in seen if seen[other].ok]
+            start = seen[min(usable, key=lambda other: abs(other - x))] if usable else None
+            value = jnp.asarray(np.exp(x), model.tau.dtype)
+            changed = eqx.tree_at(lambda layer: getattr(layer, number), model, value)
+            seen[x] = solve(changed, alpha, rule, start=start)
+            report(min(len(seen), count), count)
+        return seen[x]
+
+    def errors(x: float) -> Float[Array, " R"]:
+        state = state_at(x)
+        return getattr(state.replicates, error) if state.ok else jnp.full(len(state.replicates.q), jnp.inf)
+
+    grid = np.linspace(np.log(high), np.log(low), count)
+    means = [float(jnp.mean(errors(x))) for x in grid.tolist()]
+    event = f"best {number}"
+    if not np.any(np.isfinite(means)):
+        note = "no value in the bracket has a state that can be used"
+        return Quantity.of(jnp.full(2, jnp.nan), status=Status.absent, known=False, name=number, event=event, note=note)
+    k = int(np.argmin(means))
+    where = {0: "upper end", count - 1: "lower end"}.get(k, "inside")
+    if where == "inside":
+        ends = grid[k + 1], grid[k - 1]
+        found = minimize_scalar(
+            lambda x: float(jnp.mean(errors(float(x)))), bounds=ends, method="bounded", options={"xatol": _TOL}
+        )
+        x = float(found.x)
+        below, at, above = (errors(y) for y in (x - _OFFSET, x, x + _OFFSET))
+        bend = jnp.mean(above - 2 * at + below)
+        shifts = jnp.where(bend > 0, 0.5 * (below - above) / bend, jnp.nan) * _OFFSET
+        values = jnp.exp(x + shifts - jnp.mean(shifts))
+    else:
+        x = grid[k]
+        values = jnp.full(2, np.exp(x))
+    state = state_at(float(x))
+    smallest = Average(getattr(state, error), error_bar(getattr(state.replicates, error)))
+    best = Quantity.of(
+        values,
+        status=int(state.status),
+        branches=(state,),
+        further={error: smallest},
+        name=number,
+        event=event,
+        labels=(("where", where),),
+        meaning=f"the {error} is smallest there",
+    )
+    # The place is known no better than the search ends.
+    return eqx.tree_at(lambda best: best.stderr, best, jnp.hypot(best.stderr, _TOL * best.value * (where == "inside")))
