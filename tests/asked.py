@@ -410,6 +410,14 @@ def wide_optimum(c):
     return {"status": point.status_name, **numbers(point, "q distance:q noise:q perfect_alpha")}
 
 
+def untied(c):
+    model = ta.wide.UntiedDotProduct(
+        **{name: getattr(c.model, name) for name in ("beta", "tau")}, teacher=c.model.teacher.values
+    )
+    point = ta.wide.solve(model, 1.0)
+    return {"status": point.status_name, **numbers(point, WIDE_NUMBERS)}
+
+
 def onset(c):
     model = c.twin.model(encodings="long", mixing=[[0.8, 0.2], [0.2, 0.8]], omega=0.4)
     return {"alpha": (ta.wide.onset(model).alpha, "1")}
@@ -417,6 +425,7 @@ def onset(c):
 
 WIDE_LAYERS = {
     "wide solve": Question(ta.wide.solve, wide, WIDE, long="recompiled"),
+    "wide solve, untied": Question(ta.wide.solve, untied, WIDE, long=True),
     "wide bayes": Question(ta.wide.bayes, wide_optimum, WIDE),
     "wide onset": Question(ta.wide.onset, onset, WIDE, long=True),
 }
@@ -426,13 +435,14 @@ QUESTIONS = THEORY | DYNAMICS | BAYES | PHASES | RSB | FINITE | WIDE_LAYERS
 WITHOUT = {
     "a part of every question": "GaussHermite Lines MonteCarlo Sobol Settings Overlaps Axis Data Model "
     "AttentionLayer DotProduct SpectralLaw TokenClassMixture bayes.Preimages bayes.orbit wide.Layer wide.DotProduct "
-    "wide.Wishart wide.SpectrumLaw Penalty L1",
+    "wide.UntiedLayer wide.UntiedDotProduct wide.GaussianFactors wide.Wishart wide.SpectrumLaw Penalty L1",
     "attention of another form, under the same functions": " ".join(
         layer.__name__ for layer in LAYERS.values() if layer is not ta.DotProduct
     ),
     "it computes no number from a model": "InputError Status join load use_compilation_cache",
     "a wide layer has no other unit, and the twins of its state show the rest": "wide.sample_data wide.train wide.gamp "
-    "wide.heldout_error wide.run_instances wide.perfect_recovery wide.ridge_recovery wide.position",
+    "wide.heldout_error wide.run_instances wide.perfect_recovery wide.ridge_recovery wide.position wide.best_ridge "
+    "wide.singular_values",
     "it computes no number, and every question calls it": "check",
 }
 

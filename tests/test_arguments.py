@@ -138,6 +138,7 @@ WITHOUT = {
     "rsb.transition": "lines replicates seed progress",
     "sweep": "given",
     "train": "labels",
+    "wide.best_ridge": "nodes progress",
     "wide.gamp": "key",
     "wide.onset": "nodes progress",
     "wide.run_instances": "nodes progress",

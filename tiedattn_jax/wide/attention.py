@@ -147,7 +147,7 @@ class UntiedDotProduct(SoftmaxRows, UntiedLayer):
         kappa: Number = 1.0,
         omega: Number = 0.0,
         mixing: Any = None,
-        encodings: str | Long | None = None,
+        encodings: str | Long | Number | None = None,
         noise: Number = 0.0,
         tokens: int = 2,
         loss: str | None = None,

@@ -282,7 +282,9 @@ class UntiedLayer(Layer):
     LAW = SingularValues
     sees: str = eqx.field(static=True)
 
-    def __init__(self, *, tokens: int = 2, encodings: str | Long | None = None, sees: str = "cross", **numbers: Any):
+    def __init__(
+        self, *, tokens: int = 2, encodings: str | Long | Number | None = None, sees: str = "cross", **numbers: Any
+    ):
         self.sees = require_choice(sees, "sees", SEES)
         require_count(tokens, "tokens", minimum=3 if sees == "others" else 1)
         if not (encodings is None or isinstance(encodings, str | Long)):
