@@ -56,10 +56,11 @@ FIRST_ORDER = {
 }  # fmt: skip
 # Those without derivatives, with the reason.
 WITHOUT = {
-    "many results": {"wide.best_ridge", "sweep", "phase_diagram", "trace_branch", "find_states", "run_instances", "join"},
+    "many results": {"sweep", "phase_diagram", "trace_branch", "find_states", "run_instances", "join"},
     "drawn data": {"sample_data", "finite.realised", "finite.diagnose", "finite.heldout_error", "gamp", "train",
                    "bayes.posterior_mean", "bayes.spectral_direction", "wide.sample_data", "wide.train", "wide.gamp",
                    "wide.heldout_error", "wide.run_instances"},
+    "a search in numbers": {"wide.best_ridge"},
     "no model": {"wide.singular_values"},
     "no numbers": {"check", "load", "use_compilation_cache"},
 }  # fmt: skip

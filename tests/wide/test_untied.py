@@ -298,6 +298,10 @@ class Mixed(ta.wide.UntiedLayer):
         (lambda: ta.wide.best_ridge(layer(), 1.0, number="omega"), "number must be one of tau, kappa"),
         (lambda: ta.wide.best_ridge(layer(), 1.0, bracket=(0.1, 0.01)), "bracket must be 0 < low < high"),
         (lambda: ta.wide.best_ridge(layer(), -1.0), "alpha must be positive"),
+        (
+            lambda: jax.grad(lambda noise: ta.wide.best_ridge(layer(noise=noise), 1.0).value)(0.1),
+            "model must have concrete numbers",
+        ),
         (lambda: ta.wide.singular_values(np.ones((3, 2)), np.ones((2, 2))), "W_K must have shape"),
         (lambda: ta.wide.singular_values(np.full((3, 2), np.nan), np.ones((3, 2))), "W_Q must be finite"),
     ],

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize_scalar
 
 from ..base.arrays import Number
-from ..base.errors import require, require_choice, require_positive
+from ..base.errors import InputError, is_concrete, require, require_choice, require_positive
 from ..base.progress import Progress, reporter
 from ..base.results import Average, Status, error_bar
 from ..theory.quantities import Quantity
@@ -57,9 +57,12 @@ def best_ridge(
         `gen_error` or `distance` is its error. `where` is "inside", or "lower end" or "upper end" of the bracket.
 
     Raises:
-        InputError: alpha is not positive, the number or the error has another name, the bracket is not 0 < low < high,
-            or as in `solve`.
+        InputError: jax traces a number of the model or alpha, alpha is not positive, the number or the error has
+            another name, the bracket is not 0 < low < high, or as in `solve`.
     """
+    if not is_concrete(model, alpha):
+        text = "must have concrete numbers for the best ridge, which has no derivatives, got one that jax traces"
+        raise InputError("model", f"{text}: call it outside of jit, vmap and grad, or sweep for many models")
     require_smooth(model)
     require_positive(alpha, "alpha")
     require_choice(number, "number", BRACKETS)
