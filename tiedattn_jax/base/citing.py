@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -83,7 +82,9 @@ def _parts(thing: Any) -> Iterator[Any]:
 def _is_in(part: Any, names: list[str]) -> bool:
     """Return whether one of the names is that of a part, of a module that contains it, or of an event."""
     for name in names:
-        named = functools.reduce(lambda owner, word: getattr(owner, word, None), name.split("."), sys.modules[_PACKAGE])
+        named: Any = sys.modules[_PACKAGE]
+        for word in name.split("."):
+            named = getattr(named, word, None)
         if inspect.ismodule(named) and f"{getattr(part, '__module__', '')}.".startswith(f"{named.__name__}."):
             return True
         if part in (named, name):
