@@ -35,6 +35,8 @@ def converted(path: Path) -> tuple[str, dict[str, bytes]]:
     """Return a notebook as Markdown, and its pictures by the names of their files."""
     parts, pictures = [], {}
     for cell in json.loads(path.read_text())["cells"]:
+        if "install" in cell.get("metadata", {}).get("tags", ()):  # for a hosted notebook alone
+            continue
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", []):

@@ -2,7 +2,10 @@
 
 import ast
 import importlib
+import re
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -47,9 +50,8 @@ def outputs(notebook, kind: str) -> list[str]:
 
 def names_of(source: str) -> set[tuple[str, str]]:
     """Return (module, name) of all that a cell takes from the package."""
-    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
     names = set()
-    for node in ast.walk(ast.parse("\n".join(lines))):
+    for node in ast.walk(ast.parse(re.sub(r"^( *)[%!].*", r"\1pass", source, flags=re.M))):
         match node:
             case ast.ImportFrom(module=str(module)) if module.startswith("tiedattn_jax"):
                 names |= {(module, alias.name) for alias in node.names}
@@ -65,6 +67,43 @@ def test_names_exist(path):
     assert any(module == "tiedattn_jax" for module, _ in names)
     missing = [f"{module}.{name}" for module, name in names if not hasattr(importlib.import_module(module), name)]
     assert not missing
+
+
+HOSTED = {"quick_start", "your_own_attention"}  # open in a hosted notebook
+
+
+def repository() -> str:
+    return tomllib.loads((NOTEBOOKS.parent / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def test_links_to_hosted_notebooks():
+    """They lead to files of this repository: README, start and gallery to both notebooks, each of these to itself."""
+    pages = [NOTEBOOKS.parent / "README.md", *(NOTEBOOKS.parent / "docs").rglob("*.md"), *NOTEBOOKS.glob("*.ipynb")]
+    linked = {}
+    for page in pages:
+        for target in re.findall(r"https://colab\.research\.google\.com/github/([^)\s]+)", page.read_text()):
+            owner, _, path = target.partition("/blob/main/")
+            assert f"https://github.com/{owner}" == repository() and (NOTEBOOKS.parent / path).exists(), target
+            linked.setdefault(page.stem, set()).add(Path(path).stem)
+    assert linked == {"README": HOSTED, "start": HOSTED, "gallery": HOSTED} | {name: {name} for name in HOSTED}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+@pytest.mark.parametrize("gpu", [None, "/usr/bin/nvidia-smi"])
+def test_hosted_notebooks_install_the_package(name, gpu, monkeypatch):
+    """The cell behind the title installs the package where it is missing, with the extra of a GPU if there is one."""
+    inputtransformer2 = pytest.importorskip("IPython.core.inputtransformer2")
+    cell = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells[1]
+    assert cell.metadata["tags"] == ["install"]
+    code, calls = inputtransformer2.TransformerManager().transform_cell(cell.source), []
+    shell = SimpleNamespace(run_line_magic=lambda *call: calls.append(call))
+    monkeypatch.setattr("shutil.which", lambda program: gpu)
+    exec(code, {"get_ipython": lambda: shell})
+    assert calls == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exec(code, namespace := {"get_ipython": lambda: shell})
+    assert calls == [("pip", f'install -q "tiedattn_jax{{extra}} @ git+{repository()}"')]
+    assert namespace["extra"] == ("[cuda]" if gpu else "")
 
 
 # By notebook: other values of its parameters, the number of its pictures, and words that it prints.

@@ -1,4 +1,4 @@
-"""The programs of README and of the pages run, print what is shown, and every link and name leads somewhere.
+"""The programs of README, paper and pages run, print what is shown, and every link and name leads somewhere.
 
 A page is one program: its ```python blocks, in order, in one namespace. A ```text block directly behind one of them
 shows what it prints. A block behind the line `<!-- not run: reason -->` is left out.
@@ -29,7 +29,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base import programs as compiled
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "paper.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 # These numbers are rounding errors, or differ with them, and are not compared.

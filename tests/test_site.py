@@ -43,6 +43,7 @@ def test_a_notebook_as_a_page(tmp_path):
     ]
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": ["%pip install x"], "metadata": {"tags": ["install"]}},  # is left out
         {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": outputs},
     ]
     path = tmp_path / "example.ipynb"

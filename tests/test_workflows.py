@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,25 +44,31 @@ def test_workflows_are_valid(path):
 DATED = f"## {VERSION} (2026-01-31)"
 
 
+HERE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"].partition(".com/")[2]
+
+
 @pytest.mark.parametrize(
-    ("tag", "section", "complaint"),
+    ("tag", "section", "repository", "complaint"),
     [
-        ("v9.9.9", DATED, f"the tag must be v{VERSION}, "), (VERSION, DATED, f"the tag must be v{VERSION}, "),
-        (f"v{VERSION}", f"## {VERSION} (unreleased)", "CHANGELOG.md must have a section"),
-        (f"v{VERSION}", "## 9.9.9 (2026-01-31)", "CHANGELOG.md must have a section"), (f"v{VERSION}", DATED, None),
+        ("v9.9.9", DATED, HERE, f"the tag must be v{VERSION}, "),
+        (VERSION, DATED, HERE, f"the tag must be v{VERSION}, "),
+        (f"v{VERSION}", f"## {VERSION} (unreleased)", HERE, "CHANGELOG.md must have a section"),
+        (f"v{VERSION}", "## 9.9.9 (2026-01-31)", HERE, "CHANGELOG.md must have a section"),
+        (f"v{VERSION}", DATED, "a/b", "Repository of pyproject.toml must be https://github.com/a/b, got "),
+        (f"v{VERSION}", DATED, HERE, None), (f"v{VERSION}", DATED, "", None),
     ],
 )  # fmt: skip
-def test_a_release_needs_its_version_and_its_section(tag, section, complaint, tmp_path):
-    """The script stops before it builds anything if tag, version and changelog do not agree."""
-    for file in (".ci/release", "tiedattn_jax/base/__init__.py"):
-        (tmp_path / file).parent.mkdir(parents=True)
+def test_a_release_needs_its_version_its_section_and_its_address(tag, section, repository, complaint, tmp_path):
+    """The script stops before it builds anything if tag, version, changelog and repository do not agree."""
+    for file in (".ci/release", "tiedattn_jax/base/__init__.py", "pyproject.toml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{section}\n")
     python = tmp_path / "bin" / "python3"  # ends the script where the build would begin
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho build >&2\nexit 7\n")
     python.chmod(0o755)
-    environment = {"PATH": f"{python.parent}:/usr/bin:/bin"}
+    environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "GITHUB_REPOSITORY": repository}
     run = subprocess.run([tmp_path / ".ci" / "release", tag], env=environment, capture_output=True, text=True)
     expected = (7, "build\n") if complaint is None else (1, complaint)
     assert run.returncode == expected[0] and run.stderr.startswith(expected[1])

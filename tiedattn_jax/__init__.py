@@ -14,6 +14,7 @@ passing and training follow from it. The public names by task:
     many settings   sweep(question, model, alpha=values, ...), Axis, phase_diagram, trace_branch, join
     finite size     sample_data, Data, gamp, train, run_instances
     housekeeping    Settings, Status, InputError, check, load, use_compilation_cache
+    citing          cite: BibTeX of what results rest on
 
     bayes           the optimal learner: solve, weak_recovery, perfect_recovery, posterior_mean, ...
     rsb             replica symmetry breaking: solve, transition
@@ -44,6 +45,7 @@ from .averages.recipes import (
     Sobol as Sobol,
 )
 from .base import VERSION as _VERSION
+from .base.citing import cite as cite
 from .base.errors import InputError as InputError
 from .base.programs import use_compilation_cache as use_compilation_cache
 from .base.results import Settings as Settings, Status as Status

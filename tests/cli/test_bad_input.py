@@ -48,7 +48,7 @@ def option_of(call):
 
 # Rows: the command line, the option that the sentence names, and words of it (the value and the remedy).
 ROWS = [
-    ("", "command", "required"), ("lines", "command", "'lines'", "choose from"),
+    ("", "command", "got none", "begin with"), ("lines", "command", "'lines'", "choose from"),
     ("solve --nodse 4096", "--nodse", "unrecognized"), ("solve 7", "7", "unrecognized"),
     ("gamp --optimizer gd", "--optimizer", "unrecognized"),
     ("solve --alpha", "--alpha", "expected one argument"),

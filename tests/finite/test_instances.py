@@ -116,6 +116,7 @@ def test_message_passing_is_finished_by_l_bfgs(model, moved, status, ended, grou
 
     instances = ta.run_instances(model, 60, 2.0, run, KEYS[:1], theory=False, sentences=256)
     (cell,) = instances.cells
+    assert str(instances).startswith("1 instance: ")
     assert cell.status == ended and cell.finished == (moved == 0.01) and instances.groups == {group: 1}
     assert np.isnan(instances.values("V")[0]) == (status != 0) and instances.found[0] == (group == "semantic")
     assert group == "unsettled" or cell.gradient_norm <= 1e-10

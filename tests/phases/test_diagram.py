@@ -132,6 +132,11 @@ def test_alpha_l_at_the_exchange():
     np.testing.assert_array_equal(diagram.alpha_l().stderr(), diagram.alpha_c().stderr())
 
 
+def test_the_page_says_why_a_row_lacks_a_boundary():
+    page = str(made.changed(known_diagram(), "gen_error", np.s_[1], 9.0))  # the baseline is better everywhere
+    assert "nan" not in page and page.endswith("  0.5    1.600(35)  absent")
+
+
 def test_regions():
     diagram = known_diagram()
     names = np.array(REGIONS)[diagram.region]

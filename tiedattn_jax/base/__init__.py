@@ -5,6 +5,7 @@ progress       what a long computation tells while it runs
 report         how results print, are saved and drawn: one line, one page, tables, pictures
 results        the common parts of all results: status, settings, replicates, and the error bar
 saved          results in files
+citing         what results rest on, as BibTeX; `sources.bib` has the entries
 files          files that are written whole: arrays, tables, and what a long computation resumes from
 pieces         pieces of a long computation: here, on an executor, in a folder
 programs       compiled programs that are kept from one process to the next

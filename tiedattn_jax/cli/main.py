@@ -26,6 +26,8 @@ from ..theory.solve import solve
 from . import simulations, theory
 from .options import ORIGIN, Parser, Report, complain
 
+_FIRST = "tiedattn transition --out results"  # the command to begin with
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -40,14 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="tiedattn",
         description="Theory and simulations of positional and semantic learning in dot-product attention.",
+        epilog=f"Begin with: {_FIRST}. Every command lists its options with --help.",
     )
     parser.add_argument("--version", action="version", version=f"tiedattn_jax {VERSION}")
     text = "solve one state twice, compare it with known numbers, and show device, precision, versions and times"
     parser.add_argument("--check", action=CheckAction, nargs=0, help=text)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", parser_class=Parser)
     for command in (*theory.COMMANDS, *simulations.COMMANDS):
         command.add_to(commands)
     args = parser.parse_args(argv)
+    if args.command is None:
+        parser.error(f"command must be one of {', '.join(commands.choices)}, got none: begin with {_FIRST}")
     jax.config.update("jax_enable_x64", True)
     try:
         _keep_programs()

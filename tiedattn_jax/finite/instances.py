@@ -202,7 +202,7 @@ def _page(table: Table) -> Description:
         tables.append((f"{head} ({finished} finished by L-BFGS)", rows if len(rows) > 1 else []))
     gradient = max(cell.gradient_norm for cell in table.cells)
     status = f"{Status.name_of(table.status.max())}, largest gradient {gradient:.1e}"
-    return Description(f"{len(table.cells)} instances", status, tables=tables)
+    return Description(f"{len(table.cells)} instance{'s' * (len(table.cells) > 1)}", status, tables=tables)
 
 
 def _alone(cells: list[Instance]) -> list[Row]:

@@ -96,6 +96,7 @@ def check_kinks(model: Model, labels: list[Float[Array, "L _"]]) -> None:
         where = f"as it does at Z = {np.array2string(place.ravel(), precision=2)}"
         if jump > tolerance and sign > 0:
             text = f"must not have a slope that jumps upwards, {where}: minima would sit in the kink"
-            raise InputError("loss", f"{text}; smooth it, as softplus(8 * x) / 8 does relu(x)")
+            hint = "write softplus(8 * x) / 8 for relu(x), and sqrt(x**2 + 0.01) - 0.1 for abs(x)"
+            raise InputError("loss", f"{text}; {hint}")
         if jump > tolerance and not model.nonsmooth:
             raise InputError("nonsmooth", f"must be True for a loss whose slope jumps, {where}")

@@ -293,7 +293,11 @@ class PhaseDiagram(Gridded):
         if boundaries := self._boundaries_if_any():
             rows = [(boundaries[0].parameter, *(str(b.question) for b in boundaries))]
             for k, value in enumerate(boundaries[0].at):
-                rows.append((f"{value:.4g}", *(with_error(b.alpha[k], b.stderr()[k]) for b in boundaries)))
+                texts = [
+                    with_error(b.alpha[k], b.stderr()[k]) if b.found[k] else Status.name_of(b.status[k])
+                    for b in boundaries
+                ]
+                rows.append((f"{value:.4g}", *texts))
             tables.append(("", rows))
         return Description(headline, self._outcome(), tables=tables)
 
