@@ -21,7 +21,6 @@ from ..base.results import (
     Average,
     Column,
     InTable,
-    MeanField,
     Replicated,
     Status,
     error_bar,
@@ -134,12 +133,6 @@ class FixedPoint(Replicated):
     alpha: Float[StateArray, "*batch"]
     replicates: State
     branch: str | None = eqx.field(static=True)
-    overlaps = MeanField[Overlaps]()
-    conjugates = MeanField[Conjugates]()
-    train_loss = MeanField[Array]()
-    gen_error = MeanField[Array]()
-    gen_error_linear = MeanField[Array]()
-    diagnostics = MeanField[Diagnostics]()
     q, V, theta, m = OrderNumber(), OrderNumber(), OrderNumber(), OrderNumber()
 
     @property
