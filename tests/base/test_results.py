@@ -87,7 +87,7 @@ class Listed(Replicated):
 
 
 @pytest.mark.parametrize("status", ta.Status)
-def test_one_bad_replicate_spoils_its_lane_and_no_other(status):
+def test_one_bad_replicate_spoils_its_entry_and_no_other(status):
     zeros, replicates = np.zeros((2, 3)), np.array([[0, status, 0], [0, 0, 0]])
     result = Listed(np.zeros(2), Numbers(zeros, zeros, replicates))
     assert result.status.tolist() == [status, 0] and result.ok.tolist() == [status in (0, 1), True]

@@ -75,8 +75,8 @@ class Result(Printed):
     """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them.
 
     A number that does not exist is NaN, and its derivatives in both modes of jax are zero. So
-    ``jnp.where(result.ok, f(result), 0.0)`` has the gradient of the results that are `ok`, and a lane of a `vmap` that
-    fails leaves the gradients of the others alone.
+    ``jnp.where(result.ok, f(result), 0.0)`` has the gradient of the results that are `ok`, and an entry of a `vmap`
+    that fails leaves the gradients of the others alone.
     """
 
     USABLE: ClassVar[Status] = Status.stalled  # the last status of a result that can be used
@@ -106,12 +106,12 @@ class Result(Printed):
 
 
 def joined(dictionaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return dictionaries with the same keys, those of the lanes of a batch, as one with lists of their values."""
+    """Return dictionaries with the same keys, those of the entries of a batch, as one with lists of their values."""
 
-    def of_lanes(values: list[Any]) -> Any:
+    def of_batch(values: list[Any]) -> Any:
         return joined(values) if isinstance(values[0], dict) else values
 
-    return {key: of_lanes([lane[key] for lane in dictionaries]) for key in dictionaries[0]}
+    return {key: of_batch([each[key] for each in dictionaries]) for key in dictionaries[0]}
 
 
 class Replicated(Result):

@@ -369,9 +369,9 @@ def _instances(
         return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
 
     rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
-    lanes = jax.vmap(outcome_of)(keys) if len(keys) > 1 else jax.tree.map(lambda a: a[None], outcome_of(keys[0]))
+    outcomes = jax.vmap(outcome_of)(keys) if len(keys) > 1 else jax.tree.map(lambda a: a[None], outcome_of(keys[0]))
     instances = []
-    for outcome in unstacked(jax.device_get(lanes), len(keys)):
+    for outcome in unstacked(jax.device_get(outcomes), len(keys)):
         realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
         instances.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
     return instances

@@ -32,7 +32,8 @@ from ..theory.setting import Setting
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .events import EVENTS
-from .follow import Family, Follower, WarmStart, is_absent, pair_free, pair_start, prepared, with_replicate_axis
+from .family import Family, prepared
+from .follow import Follower, WarmStart, is_absent, pair_free, pair_start, with_replicate_axis
 from .locate import zero_path
 from .sweep import Grid
 
@@ -401,7 +402,7 @@ class _Tracks(NamedTuple):
         return crossings
 
     def crossing(self, cells: State, exists: Bool[np.ndarray, "branch rows columns"], row: int, column: int) -> Path:
-        """Path that searches alpha_c between a cell and the next one, from the states of either; returns a `Zero`."""
+        """Path that searches alpha_c between a cell and the next one, from states of either; returns a `Reading`."""
         low, high = self.alphas[row, column : column + 2].tolist()
         family = Family(indexed(self.models, (row, column)), self.nodes, with_more_steps(self.settings))
         places = [(b, row, column if exists[b, row, column] else column + 1) for b in range(len(PAIR))]

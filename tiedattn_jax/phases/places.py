@@ -23,7 +23,8 @@ from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path
 from ..theory.setting import Lane, Setting, branch_start
 from ..theory.states import State
-from .follow import Family, WarmStart, predict, update
+from .family import Family
+from .follow import WarmStart, predict, update
 
 _PER_DECADE = 3  # values of the walk in a factor of ten
 

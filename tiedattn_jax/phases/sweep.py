@@ -35,7 +35,8 @@ from ..theory.solve import solve
 from ..theory.states import FixedPoint
 from .cells import Missing, cells_of
 from .events import ALPHA_L
-from .follow import CURVE_SETTINGS, check_top_level, prepared, walk
+from .family import check_top_level, prepared
+from .follow import CURVE_SETTINGS, walk
 from .locate import Start
 from .table import Table
 from .trace import TRACE_SETTINGS, trace_path

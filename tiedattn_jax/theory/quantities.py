@@ -196,7 +196,7 @@ class Quantity(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and labels, and the `to_dict` of every state; valid JSON if all numbers are finite.
 
-        A batch has lists over its lanes.
+        A batch has lists over its entries.
         """
         if jnp.ndim(self.value):
             return joined([indexed(self, k).to_dict() for k in range(len(self.value))])

@@ -146,7 +146,7 @@ class FixedPoint(Replicated):
         return self._summarised(_error_bars)
 
     def _summarised(self, summary: Callable[[State], State]) -> State:
-        """Apply `summary` to the replicates, separately for every lane of a batch."""
+        """Apply `summary` to the replicates, separately for every entry of a batch."""
         for _ in range(jnp.ndim(self.alpha)):
             summary = jax.vmap(summary)
         return summary(self.replicates)
@@ -257,7 +257,7 @@ class FixedPoint(Replicated):
         """Return the setting, the numbers of the state and, in `stderr`, their error bars; JSON if they are finite.
 
         An order parameter that all tokens share up to its sign is one number, that of the first token. Other order
-        parameters are nested lists. A batch has lists over its lanes.
+        parameters are nested lists. A batch has lists over its entries.
         """
         if jnp.ndim(self.alpha):
             return joined([indexed(self, k).to_dict() for k in range(len(self.alpha))])
