@@ -68,13 +68,9 @@ class State(Printed):
 
     def numbers(self) -> dict[str, Real[StateArray, "..."]]:
         """Return the numbers of a state by name; grids, paths, tables and reports list these."""
-        fields = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
-        return {
-            **vars(self.overlaps),
-            **{name: getattr(self, name) for name in fields},
-            **{name: getattr(self.diagnostics, name) for name in DIAGNOSTICS},
-            "train_loss_by_alpha": self.train_loss_partials[1],
-        }
+        own = {name: a for name, a in vars(self).items() if not isinstance(a, (eqx.Module, tuple))}
+        by_alpha = {"train_loss_by_alpha": self.train_loss_partials[1]}
+        return vars(self.overlaps) | own | vars(self.diagnostics) | by_alpha
 
 
 def blank_state(model: Model, *shape: int) -> State:
