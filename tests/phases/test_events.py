@@ -31,7 +31,7 @@ def cubic(zero):
     [
         (cubic(1.55), 1.55, 15),
         (lambda a: np.arctan(50 * (a - 1.55)), 1.55, 40),  # the bracket shrinks where the secant would leave it
-        (cubic(np.sqrt(0.4)), np.sqrt(0.4), 1),  # exactly at the first look
+        (cubic(np.sqrt(0.4)), np.sqrt(0.4), 1),  # exactly at the first reading
         (cubic(5.0), np.nan, 40),
         (cubic(0.05), np.nan, 40),
         (cubic(np.nan), np.nan, 40),

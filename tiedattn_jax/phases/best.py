@@ -42,7 +42,7 @@ from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
 from .family import Family, check_top_level, ends_of, prepared
 from .locate import Guess, Reading, event_number, find_zero, zero_path
-from .places import Place, Walk, places_of, walk_path
+from .places import Place, Walk, merged_status, places_of, walk_path
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
 
@@ -196,22 +196,17 @@ def best_path(task: Task) -> Path:
     places = places_of(walks)
     if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
         optimum = yield best_path(task._replace(branches=("uninformed",)))
-        return optimum if isinstance(optimum, Optimum) else _merged(optimum, *(walk.status for walk in walks))
+        return optimum if isinstance(optimum, Optimum) else merged_status(optimum, *(walk.status for walk in walks))
     paths = [_located(task, walks, p) for p in places if p.error <= (1 + _MARGIN) * places[0].error]
     optima = [optimum for optimum in (yield paths) if optimum is not None]
     if not optima:
-        return _merged(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
+        return merged_status(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
     sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
     settings = [task.family.at(best.value, walk.branch) for walk in sides]
     starts = [walk.nearest(np.log(best.value)) for walk in sides]
     states = yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]
     return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
-
-
-def _merged(*statuses: int) -> int:
-    """Return the status of several searches that found nothing: nothing is absent where one of them failed."""
-    return max((status for status in statuses if status != Status.absent), default=int(Status.absent))
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
