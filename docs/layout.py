@@ -1,7 +1,9 @@
-"""The HTML of the pages: groups of attributes in the API keep their names, and numbers in tables stay on one line."""
+"""The HTML of the pages: attributes in the API keep their names and types, numbers in tables stay on one line."""
 
 import re
 from typing import Any
+
+import griffe
 
 # mkdocstrings takes all names of a group but the first for a type: "q, V, theta, m" as "q, ((V, theta, m))".
 GROUP = re.compile(r"<b><code>(?:<span[^>]*>)?([\w.]+,)(?:</span>)?</code></b>\s*\(<code>(.*?)</code>\)", re.DOTALL)
@@ -20,3 +22,18 @@ def on_post_page(output: str, **_: Any) -> str:
         return NUMBER.sub(r'<span class="number">\g<0></span>', found[0])
 
     return CELL.sub(cell, GROUP.sub(group, output))
+
+
+class Listed(griffe.Extension):
+    """Adds the attributes that a docstring lists and that only objects have.
+
+    To griffe, which reads the source, they do not exist; it would give them the type of the attribute before.
+    """
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        _, _, listed = (cls.docstring.value if cls.docstring else "").partition("Attributes:\n")
+        for name in re.findall(r"^    (\w+):", re.split(r"\n(?=\S)", listed)[0], re.MULTILINE):
+            try:
+                cls[name]
+            except KeyError:
+                cls.set_member(name, griffe.Attribute(name))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("mkdocs")
+griffe = pytest.importorskip("griffe")
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -32,6 +33,23 @@ def test_layout():
         assert repaired(f"<td>about {number}, x</td> {number}") == cell
     for text in ("lines of order 5", "Fig. 3 small", "a 25 x 25 grid", "x2 s", "one-pass", "12-3"):
         assert repaired(f"<td>{text}</td>") == f"<td>{text}</td>"
+
+
+def test_attributes_that_only_objects_have():
+    """They have no type in the API, not that of the attribute before them; others keep theirs."""
+    source = 'class Base:\n    size: int\nclass State(Base):\n    """All.\n\n    Attributes:\n' + "".join(
+        f"        {name}: a number.\n" for name in ("known", "unknown", "size")
+    )
+    source += '\n    Raises:\n        Error: none.\n    """\n    known: float\n'
+    with griffe.temporary_visited_package(
+        "states", {"__init__.py": source}, extensions=griffe.load_extensions(hook("layout").Listed)
+    ) as package:
+        state = package["State"]
+        (listed,) = (part.value for part in state.docstring.parse("google") if part.kind.value == "attributes")
+        assert [(a.name, a.annotation and str(a.annotation)) for a in listed] == [
+            ("known", "float"), ("unknown", None), ("size", "int")
+        ]  # fmt: skip
+        assert set(state.members) == {"known", "unknown"}
 
 
 def test_a_notebook_as_a_page(tmp_path):

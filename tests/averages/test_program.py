@@ -31,8 +31,8 @@ def test_of_several_threads_one_compiles(model):
     assert len(traced) == 1
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators compute the lanes of a batch together")
-def test_lanes_of_a_batch_take_their_own_steps_and_are_traced_once():
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="accelerators compute the entries of a batch together")
+def test_entries_of_a_batch_take_their_own_steps_and_are_traced_once():
     traced = []
 
     def halvings(x, most):
@@ -50,13 +50,13 @@ def test_lanes_of_a_batch_take_their_own_steps_and_are_traced_once():
     assert len(traced) == 2 * once and set(traced) == {5, 1}
 
 
-def test_a_lane_inside_other_transformations():
+def test_entry_by_entry_inside_other_transformations():
     """Derivatives, nested batches and batches over a part of the arguments equal those of the function itself."""
 
     def fn(x, tree):
         return {"sum": jnp.sum(x * tree["a"] ** 2), "both": (jnp.sin(x), x * len(tree["b"]))}
 
-    by_lane, x, tree = averaging.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
+    by_entry, x, tree = averaging.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
     xs = jnp.stack([x, x + 1])
 
     @partial(jax.jit, static_argnums=0)
@@ -72,10 +72,10 @@ def test_a_lane_inside_other_transformations():
             jax.jacrev(jax.jacrev(lambda x: f(x**2, tree)["both"][0]))(xs),
         ]
 
-    for a, b in zip(results(by_lane, xs), results(fn, xs), strict=True):
+    for a, b in zip(results(by_entry, xs), results(fn, xs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
-    over_lanes = jax.vmap(jax.grad(lambda x: by_lane(x, tree)["sum"]))(xs)  # outside of jit
-    np.testing.assert_allclose(over_lanes, 4.0, rtol=1e-12)
+    over_entries = jax.vmap(jax.grad(lambda x: by_entry(x, tree)["sum"]))(xs)  # outside of jit
+    np.testing.assert_allclose(over_entries, 4.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize("wrap", [averaging.program, averaging.lane_by_lane])
@@ -102,7 +102,7 @@ def test_an_option_that_the_compiler_does_not_know(monkeypatch):
 
 @pytest.mark.full  # it clears the programs of the process
 def test_what_jax_drops_is_freed():
-    """Constants of lanes, such as layers of a user, live as long as the programs that jax keeps."""
+    """Constants of a batch, such as layers of a user, live as long as the programs that jax keeps."""
 
     def fn(x, factor):
         return x * factor

@@ -28,11 +28,11 @@ def test_stacks_of_trees():
     assert copies[0].shape == (4, 2, 3) and copies[1].shape == (4,)
     EQUAL(copies[0][3], A)
     EQUAL(arrays.tiled((A,), 2)[0], np.concatenate([A, A], -1))
-    lanes = [(A, jnp.float32(1)), (jnp.asarray(2 * A), jnp.float32(2))]
-    stack = arrays.stacked(lanes)
+    entries = [(A, jnp.float32(1)), (jnp.asarray(2 * A), jnp.float32(2))]
+    stack = arrays.stacked(entries)
     assert all(type(a) is np.ndarray for a in stack) and stack[0].shape == (2, 2, 3) and stack[1].dtype == np.float32
-    for lane, expected in zip(arrays.unstacked(stack, 2), lanes, strict=True):
-        jax.tree.map(EQUAL, lane, expected)
+    for entry, expected in zip(arrays.unstacked(stack, 2), entries, strict=True):
+        jax.tree.map(EQUAL, entry, expected)
     assert isinstance(arrays.unstacked((jnp.asarray(A),), 2)[1][0], np.ndarray)
 
 

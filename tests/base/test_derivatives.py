@@ -31,7 +31,7 @@ def root(a, b, **options):
 
 @pytest.mark.parametrize("options", [{}, {"solve": solve}], ids=["differentiated", "given"])
 def test_a_root_has_implicit_derivatives(options):
-    """In forward and reverse mode, of second order, and with one derivative a lane under `vmap`."""
+    """In forward and reverse mode, of second order, and with one derivative an entry under `vmap`."""
 
     def fn(a, b):
         return root(a, b, **options)
@@ -39,20 +39,20 @@ def test_a_root_has_implicit_derivatives(options):
     @jax.jit
     def derivatives(a, b):
         slopes = [(jax.jacfwd(fn, k)(a, b), jax.jacrev(fn, k)(a, b)) for k in (0, 1)]
-        lanes = [
+        entries = [
             jax.vmap(jax.grad(fn, 1), axes)(*args)
             for axes, args in (((0, None), (a, 3.0)), ((None, 0), (0.5, b)), ((0, 0), (a, b)))
         ]
         behind = jax.vmap(lambda a: fn(a, b), 0, 1)(a)  # z has a batch axis behind
-        return fn(a, b), slopes, jax.vmap(jax.grad(jax.grad(lambda b: fn(2.0, b))))(b), lanes, behind
+        return fn(a, b), slopes, jax.vmap(jax.grad(jax.grad(lambda b: fn(2.0, b))))(b), entries, behind
 
-    value, slopes, bend, lanes, behind = derivatives(A, B)
+    value, slopes, bend, entries, behind = derivatives(A, B)
     np.testing.assert_allclose(value, np.cbrt(B) / A)
     for pair, expected in zip(slopes, (-np.cbrt(B) / A**2, B ** (-2 / 3) / (3 * A)), strict=True):
         np.testing.assert_allclose(pair, [np.diag(expected)] * 2, rtol=1e-12)
     np.testing.assert_allclose(bend, -(B ** (-5 / 3)) / 9, rtol=1e-12)
-    for lane, (a, b) in zip(lanes, ((A, 3.0), (0.5, B), (A, B)), strict=True):
-        np.testing.assert_allclose(lane, b ** (-2 / 3) / (3 * a), rtol=1e-12)
+    for entry, (a, b) in zip(entries, ((A, 3.0), (0.5, B), (A, B)), strict=True):
+        np.testing.assert_allclose(entry, b ** (-2 / 3) / (3 * a), rtol=1e-12)
     np.testing.assert_allclose(behind, np.cbrt(B)[:, None] / A)
 
 

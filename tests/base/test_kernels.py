@@ -49,7 +49,7 @@ def test_a_kernel_is_a_scan(dtype):
 
 
 def test_what_all_nodes_share_is_read_once_also_in_a_batch():
-    """A closure over an array that jax traces; under `vmap` every lane has its own."""
+    """A closure over an array that jax traces; under `vmap` every entry has its own."""
     _, state, _ = problem("float64")
     arguments, shifts = ((), state, None), jnp.asarray(RNG.normal(size=(2, 3)))
 

@@ -8,7 +8,7 @@ import problems
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base.progress import in_parts, one_search, reporter, silent
+from tiedattn_jax.base.progress import counter, in_parts, one_search, reporter, silent
 from tiedattn_jax.dynamics.flow import Integrated, refined
 from tiedattn_jax.theory.engine import run
 from tiedattn_jax.theory.paths import Call
@@ -42,6 +42,14 @@ def test_searches_are_counted_once(counts):
     with one_search(tell):
         assert found == [(0, 1)]
     assert found == [(0, 1), (1, 1)]
+
+
+def test_a_counter_adds_up_and_stays_within_the_total(counts):
+    found, tell = counts
+    count = counter(tell, 5, done=1)
+    for more in (1, 2, 3):
+        count(more)
+    assert found == [(1, 5), (2, 5), (4, 5), (5, 5)]
 
 
 UNRESOLVED, CONVERGED = int(ta.Status.unresolved), int(ta.Status.converged)

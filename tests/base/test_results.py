@@ -1,5 +1,8 @@
 """Statuses, what counts as a state, the error bar, and what a result of replicates reports."""
 
+import copy
+import pickle
+
 import equinox as eqx
 import jax
 import numpy as np
@@ -76,14 +79,15 @@ class Listed(Replicated):
     replicates: Numbers
 
     title = property(lambda self: f"thing at alpha = {self.alpha:g}")
-    wide = property(lambda self: self.mean.width > 1)
+    wide = property(lambda self: self.width > 1)
+    faulty = property(lambda self: self.alpha.no_such_name)
 
     def details(self):
         return [("wide", "", "yes" if self.wide else "no")]
 
 
 @pytest.mark.parametrize("status", ta.Status)
-def test_one_bad_replicate_spoils_its_lane_and_no_other(status):
+def test_one_bad_replicate_spoils_its_entry_and_no_other(status):
     zeros, replicates = np.zeros((2, 3)), np.array([[0, status, 0], [0, 0, 0]])
     result = Listed(np.zeros(2), Numbers(zeros, zeros, replicates))
     assert result.status.tolist() == [status, 0] and result.ok.tolist() == [status in (0, 1), True]
@@ -113,3 +117,33 @@ def test_a_result_reports_what_it_lists(listed):
     batch = jax.tree.map(lambda a: np.stack([a, 2 * a]), listed)
     assert batch.status_name == [listed.status_name, ta.Status.name_of(2)] and batch.mean.q.shape == (2,)
     np.testing.assert_allclose(batch.stderr.q, [bar, 2 * bar])
+
+
+def test_the_numbers_of_the_mean_are_attributes(listed):
+    """A result has them as it has its fields; its own properties of the same name come first."""
+    assert listed.q == pytest.approx(1.1) and listed.width == 2.0 and listed.status == 1
+    assert {"q", "width", "status", "alpha", "wide", "to_dict"} <= set(dir(listed))
+    assert len(dir(listed)) == len(set(dir(listed)))
+    pickled = pickle.loads(pickle.dumps(listed))
+    for same in (copy.copy(listed), copy.deepcopy(listed), pickled, jax.jit(lambda x: x)(listed)):
+        assert same == listed and same.q == listed.q
+    assert jax.grad(lambda x: x.q)(jax.tree.map(lambda a: 1.0 * a, listed)).replicates.q.tolist() == [0.5, 0.5]
+
+
+def test_names_that_a_result_lacks(listed):
+    """They are refused in Python's own words, and a fault inside a property keeps its own."""
+    for name in ("energy", "_q", "__array__"):
+        assert not hasattr(listed, name)
+        with pytest.raises(AttributeError, match=f"'Listed' object has no attribute '{name}'") as error:
+            getattr(listed, name)
+        assert error.value.name == name and error.value.obj is listed
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = listed.faulty
+    # Neither a result that is being built nor one that jax filled with other things has numbers.
+    filled = jax.tree.map(lambda a: None, listed, is_leaf=lambda a: isinstance(a, Numbers))
+    for other in (object.__new__(Listed), filled):
+        assert "to_dict" in dir(other) and "q" not in dir(other)
+        with pytest.raises(AttributeError, match="'Listed' object has no attribute 'q'"):
+            _ = other.q
+    with pytest.raises(AttributeError, match="'Listed' object has no attribute 'replicates'"):
+        _ = object.__new__(Listed).mean

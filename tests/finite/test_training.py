@@ -124,7 +124,7 @@ def test_a_diverging_run_keeps_its_last_finite_state(model, data, optimizer, rat
 
 
 @pytest.mark.full
-def test_instances_by_vmap_and_one_bad_lane(model, data):
+def test_instances_by_vmap_and_one_bad_entry(model, data):
     both = jax.tree.map(lambda *a: np.stack(a), data, sample_data(model, D, 1.5, jax.random.key(1)))
     rates = np.array([0.3, 1e4])
     runs = jax.jit(jax.vmap(lambda data, rate: train(model, data, "semantic", optimizer="gd", rate=rate)))(both, rates)

@@ -12,7 +12,7 @@ from numpy.polynomial import Polynomial
 import tiedattn_jax as ta
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases import arclength
-from tiedattn_jax.phases.follow import Family
+from tiedattn_jax.phases.family import Family
 from tiedattn_jax.theory.paths import Call
 
 THETA = 0.125  # at the start of every curve, where alpha is 2

@@ -11,7 +11,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.report import with_error
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases.best import Optimum, best_of, best_path, prepared_task
-from tiedattn_jax.phases.locate import Zero
+from tiedattn_jax.phases.locate import Reading
 
 # The proximal operator jumps in both states. The ranges are narrow, so that the tests are fast.
 SETTINGS = {"semantic": ([1.23, 1.25, 1.27], (2e-4, 2e-3)), "positional": ([0.98, 1.0, 1.02], (8e-3, 8e-2))}
@@ -183,9 +183,9 @@ def optimum(model, states, kind="inside", branch=0, value=0.002, converged=True,
     The common value is off by steps of -.01, .01, -.02 and .02 in x. The slopes of the number are -4 in x.
     """
     rates = jax.tree.map(lambda a: np.full((4, *a.shape), 8.0), (model, np.ones(())))
-    zero = Zero(np.asarray(value), (states,), 4.0 * STEPS, rates, np.full(4, -4.0 / value), converged=converged)
+    zero = Reading(np.asarray(value), (states,), 4.0 * STEPS, rates, np.full(4, -4.0 / value), converged=converged)
     error_rates = jax.tree.map(lambda a: np.full_like(a, 3.0), rates)
-    error = Zero(zero.at, (states,), 1e-3 * np.array([1.0, 1.1, 0.9, 1.0]), error_rates, np.zeros(4))
+    error = Reading(zero.at, (states,), 1e-3 * np.array([1.0, 1.1, 0.9, 1.0]), error_rates, np.zeros(4))
     return Optimum(kind, branch, zero, error, dict.fromkeys(PAIR[:: 1 - 2 * branch][:count], states))
 
 

@@ -13,7 +13,8 @@ from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.model.overlaps import BRANCHES, PAIR
 from tiedattn_jax.model.parameters import Parameter
 from tiedattn_jax.phases.events import EVENTS, as_event, rs_shift
-from tiedattn_jax.phases.locate import Family, Guess, Zero, crossings, event_path, number_of, transition_of
+from tiedattn_jax.phases.family import Family
+from tiedattn_jax.phases.locate import Guess, Reading, crossings, event_path, number_of, transition_of
 from tiedattn_jax.phases.secant import zero_between
 from tiedattn_jax.theory.engine import run_one
 
@@ -30,7 +31,7 @@ def cubic(zero):
     [
         (cubic(1.55), 1.55, 15),
         (lambda a: np.arctan(50 * (a - 1.55)), 1.55, 40),  # the bracket shrinks where the secant would leave it
-        (cubic(np.sqrt(0.4)), np.sqrt(0.4), 1),  # exactly at the first look
+        (cubic(np.sqrt(0.4)), np.sqrt(0.4), 1),  # exactly at the first reading
         (cubic(5.0), np.nan, 40),
         (cubic(0.05), np.nan, 40),
         (cubic(np.nan), np.nan, 40),
@@ -82,7 +83,7 @@ def transition(first=(0, 2, 0), second=(0, 0, 0), **changes):
     """alpha_c from a zero at one, in whose replicates the number has given values and slopes."""
     pair = tuple(states(status=s, residual=1e-3) for s in (first, second))
     numbers = np.array([0.1, 0.3, 0.2]), None, np.array([2.0, 2.0, 4.0])
-    zero = Zero(np.array(1.0), pair, *numbers, slope=2.0, converged=True)
+    zero = Reading(np.array(1.0), pair, *numbers, slope=2.0, converged=True)
     return transition_of(EVENTS["alpha_c"], ta.DotProduct(), zero._replace(**changes))
 
 
@@ -128,7 +129,7 @@ def test_the_status_of_an_event(first, second, changes, status):
 @pytest.mark.parametrize("converged", [True, False])
 def test_an_event_that_was_not_found_has_no_derivative(converged):
     gradients = jax.tree.map(lambda a: np.ones((3, *a.shape)), ta.DotProduct())
-    zero = Zero(np.array(1.0), (states(residual=1e-3),) * 2, np.zeros(3), gradients, np.ones(3), 1.0, converged)
+    zero = Reading(np.array(1.0), (states(residual=1e-3),) * 2, np.zeros(3), gradients, np.ones(3), 1.0, converged)
     gradient = jax.grad(lambda m: transition_of(EVENTS["alpha_c"], m, zero).alpha)(ta.DotProduct())
     assert gradient.sigma == (-1.0 if converged else 0.0)
 

@@ -14,7 +14,8 @@ from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases import transitions
 from tiedattn_jax.phases.best import best_of, best_path, prepared_task
 from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.phases.locate import Family, Guess, event_path, guess_of, transition_of, zero_path
+from tiedattn_jax.phases.family import Family
+from tiedattn_jax.phases.locate import Guess, event_path, guess_of, transition_of, zero_path
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.phases.trace import trace_path
 from tiedattn_jax.theory.setting import branch_start

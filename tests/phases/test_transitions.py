@@ -14,7 +14,8 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import PAIR
 from tiedattn_jax.phases import arclength, transitions
 from tiedattn_jax.phases.events import EVENTS
-from tiedattn_jax.phases.follow import CURVE_SETTINGS, Family, along_alpha, walk
+from tiedattn_jax.phases.family import Family
+from tiedattn_jax.phases.follow import CURVE_SETTINGS, along_alpha, walk
 from tiedattn_jax.phases.locate import Guess, event_path, transition_of
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.paths import Call

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases.locate import Zero
+from tiedattn_jax.phases.locate import Reading
 from tiedattn_jax.rsb import transitions as rsb_transitions
 from tiedattn_jax.rsb.fixed_points import BrokenState
 
@@ -145,7 +145,7 @@ def test_where_a_broken_branch_beats_the_baseline(monkeypatch, branch):
     def zero_path(event, search, guess, tol):
         by_alpha, beside = 6 * root * jnp.ones(2), 1e-5  # the search ends beside the root of its own averages
         slopes = beside * by_alpha, _numbers(-15.0 * jnp.ones(2)), by_alpha
-        return made.finished_path(Zero(jnp.asarray(root + beside), (), *slopes))
+        return made.finished_path(Reading(jnp.asarray(root + beside), (), *slopes))
 
     monkeypatch.setattr(rsb_transitions, "solve", solved)
     monkeypatch.setattr(rsb_transitions, "zero_path", zero_path)

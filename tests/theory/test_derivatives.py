@@ -104,19 +104,19 @@ def test_jumps_on_single_nodes(model, nodes, case):
 
 
 @pytest.mark.full
-def test_reverse_mode_under_vmap_and_a_bad_lane_spoils_nothing(model, nodes):
+def test_reverse_mode_under_vmap_and_a_bad_entry_spoils_nothing(model, nodes):
     # There is no proper fixed point at the first alpha. At the last two an alpha and a number of the model are out of
     # their range.
     alphas, omegas = jnp.array([1e-9, 2.0, jnp.nan, -1.0, 2.0]), jnp.array([0.3, 0.3, 0.3, 0.3, 1.5])
     weights, start = jnp.array([1.0, 1e-3, 1.0, 0.0, 30.0, 30.0]), state(CASES[0])
 
-    def lane(lam, alpha, omega):
+    def entry(lam, alpha, omega):
         setting = eqx.tree_at(lambda m: (m.lam, m.omega), model, (lam, omega))
         fp = ta.solve(setting, alpha, "semantic", nodes, start=start, settings=FEW)
         return numbers_of(fp.replicates).mean(0), fp.status, fp.train_loss
 
     def total(lam):
-        values, status, losses = jax.vmap(lane, (None, 0, 0))(lam, alphas, omegas)
+        values, status, losses = jax.vmap(entry, (None, 0, 0))(lam, alphas, omegas)
         good = status <= ta.Status.stalled
         return jnp.sum(jnp.where(good, (values @ weights) ** 2, 0.0)), (values, status, losses)
 

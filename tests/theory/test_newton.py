@@ -148,7 +148,7 @@ def test_other_starts_are_tried_where_the_first_led_nowhere(attempts, places):
     np.testing.assert_array_equal(outcome.evaluation, outcome.v[:1] if attempts == 3 else np.nan)
 
 
-def test_a_lane_that_failed_has_finite_derivatives():
+def test_a_search_that_failed_has_finite_derivatives():
     bad = np.full((2, 2), np.nan)
     np.testing.assert_array_equal(solved_by(bad, np.zeros((0, 2)), np.ones(2)), 1.0)
     gauge = np.array([[0.6, 0.8]])

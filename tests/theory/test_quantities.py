@@ -1,5 +1,7 @@
 """A number with its error bar, its derivatives and a status."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import made
@@ -86,6 +88,9 @@ def test_a_quantity_tells_all_that_it_has(model, rates):
     message = "weak_recovery has no 'beta'; its own names are alpha, algorithmic, error"
     with pytest.raises(AttributeError, match=message):
         _ = quantity.beta
+    assert {"alpha", "algorithmic", "place", "value", "to_dict"} <= set(dir(quantity)) and "beta" not in dir(quantity)
+    unfinished = object.__new__(Quantity)
+    assert "to_dict" in dir(unfinished) and not hasattr(unfinished, "alpha") and copy.copy(quantity) == quantity
     report = quantity.to_dict()
     numbers = {"alpha": 1.1, "stderr": BAR, "by_alpha": 2.2, "by_alpha_stderr": 2 * BAR}
     numbers |= {"algorithmic": 0.11, "algorithmic_stderr": 0.1 * BAR, "error": 0.5, "error_stderr": 0.01}

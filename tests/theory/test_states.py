@@ -1,4 +1,4 @@
-"""A state prints itself, with error bars and statuses, and keeps its replicates and lanes apart."""
+"""A state prints itself, with error bars and statuses, and keeps its replicates and the entries of a batch apart."""
 
 import dataclasses
 import json
@@ -70,7 +70,7 @@ def test_a_state_of_no_branch_says_what_it_is(theta, count):
 
 
 def test_an_absent_branch_has_no_losses():
-    """Losses are NaN if no replicate has the branch; their derivatives are zero, so that other lanes keep theirs."""
+    """Losses are NaN if no replicate has the branch; their derivatives are zero, so that other entries keep theirs."""
     absent, partly = made.fixed_point(status=[6] * 4), made.fixed_point(status=[6, 0, 0, 0], scatter=SCATTER)
     for losses in (absent, absent.stderr):
         assert np.isnan(losses.train_loss) and np.isnan(losses.gen_error)
@@ -142,17 +142,17 @@ def test_weights_are_seen_by_other_models():
     assert point.seen_by(ta.DotProduct(rank=2)).q.shape == (2, 1, 1)  # not of the shape that `solve` needs
 
 
-def test_a_batch_keeps_its_lanes_apart():
+def test_a_batch_keeps_its_entries_apart():
     first, second = made.fixed_point(scatter=SCATTER), made.fixed_point(CASES[1], status=[0, 0, 0, 1])
     batch = jax.tree.map(lambda *a: np.stack(a), first, dataclasses.replace(second, branch=first.branch))
     of_batch = batch.to_dict()
-    for lane, point in enumerate((first, second)):
+    for k, point in enumerate((first, second)):
         for name in ("mean", "stderr", "status", "residual"):
-            of_lane = jax.tree.map(lambda a, lane=lane: a[lane], getattr(batch, name))
-            jax.tree.map(np.testing.assert_array_equal, of_lane, getattr(point, name))
+            of_entry = jax.tree.map(lambda a, k=k: a[k], getattr(batch, name))
+            jax.tree.map(np.testing.assert_array_equal, of_entry, getattr(point, name))
         numbers = point.to_dict()
-        assert of_batch["stderr"]["train_loss"][lane] == numbers.pop("stderr")["train_loss"]
-        assert {name: of_batch[name][lane] for name in numbers} == numbers
+        assert of_batch["stderr"]["train_loss"][k] == numbers.pop("stderr")["train_loss"]
+        assert {name: of_batch[name][k] for name in numbers} == numbers
     assert batch.status_name == ["converged", "stalled at the accuracy of the averages"]
     assert batch.exists.tolist() == [True, True]
 

@@ -231,17 +231,17 @@ def searched(lines: FieldLines, sections: Section) -> Section:
     converged, and infinite otherwise.
     """
     count, n, size = sections.z.shape
-    lanes = count * size
-    group = max(256, lanes // 16)
+    entries = count * size
+    group = max(256, entries // 16)
 
     def finish(take: Callable[[Array], Array]) -> tuple[Float[Array, "n group"], Bool[Array, " group"]]:
-        """Return z of the lanes that `take` takes out of arrays (..., N) or (..., places N), see `in_groups`."""
+        """Return z of the entries that `take` takes out of arrays (..., N) or (..., places N), see `in_groups`."""
         members = lines.map_lines(take)
         z, converged = proximal(members.problem, members.at(take(sections.s.ravel())), members.origin_of_loss)
         return z.reshape(n, -1), converged
 
     settled = sections.settled.ravel()
-    z = jnp.moveaxis(sections.z, 1, 0).reshape(n, lanes)
+    z = jnp.moveaxis(sections.z, 1, 0).reshape(n, entries)
     z, solved = in_groups(finish, (z, settled), ~settled, group)
     error = jnp.where(solved, 0.0, jnp.inf).astype(z.dtype).reshape(count, size)
     return sections.replace(z=jnp.moveaxis(z.reshape(n, count, size), 0, 1), error=error)
@@ -308,7 +308,7 @@ def common_tangents(lines: FieldLines, profile: Section, count: int) -> tuple[Ga
     real = j < last
     k = jnp.where(real, jnp.take_along_axis(next_touch, jnp.minimum(j, last - 1), 0, mode="clip"), last)
     profiles, edge, is_real = tiled(profile, 2), jnp.concatenate([j, k], -1), tiled(real, 2)
-    # Each end lies between the neighbours of its point; left ends are in the first half of the lanes (P, 2 N).
+    # Each end lies between the neighbours of its point; left ends are in the first half of the last axis (P, 2 N).
     low, high = (_take((profiles.t, profiles.slope), jnp.clip(edge + i, 0, last)) for i in (-1, 1))
     pairs = _take(profiles, edge)
 
@@ -340,15 +340,15 @@ def _rounding(energy: Float[Array, "places N"]) -> Float[Array, " N"]:
 def _touch(
     lines: FieldLines,
     pair: Section,
-    low: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
-    high: tuple[Float[Array, " lanes"], Float[Array, " lanes"]],
+    low: tuple[Float[Array, " ends"], Float[Array, " ends"]],
+    high: tuple[Float[Array, " ends"], Float[Array, " ends"]],
 ) -> Section:
     """Find the two places where one tangent touches the profile, by Newton's method.
 
     Args:
         lines: N lines.
-        pair: sections to start from: the left places are in the first half of the lanes, the right ones in the second
-            half.
+        pair: sections to start from: the left places are in the first half of the last axis, the right ones in the
+            second half.
         low, high: t and the slope A'' at the profile points between which each of the two places lies.
     """
 
@@ -367,18 +367,18 @@ def _touch(
 
 
 def _halves(tree: PyTree[Shaped[Array, "..."]]) -> tuple[Any, Any]:
-    """Split lanes that were tiled twice into halves, the left and the right ends of intervals."""
+    """Split the last axis into halves, the left and the right ends of intervals on all lines."""
     half = jax.tree.leaves(tree)[0].shape[-1] // 2
     return indexed(tree, jnp.s_[..., :half]), indexed(tree, jnp.s_[..., half:])
 
 
-def _merged_jumps(a: Float[Array, "P *shape lanes"]) -> Float[Array, "*shape P*lanes"]:
+def _merged_jumps(a: Float[Array, "P *shape ends"]) -> Float[Array, "*shape P*ends"]:
     """Merge the two ends of P jumps of all lines, all left ends before all right ends."""
     halves = a.reshape(*a.shape[:-1], 2, -1)
     return jnp.moveaxis(halves, 0, -2).reshape(*a.shape[1:-1], -1)
 
 
-def _separate_jumps(tree: PyTree[Shaped[Array, "... lanes"]], count: int) -> PyTree[Shaped[Array, "{count} ..."]]:
+def _separate_jumps(tree: PyTree[Shaped[Array, "... ends"]], count: int) -> PyTree[Shaped[Array, "{count} ..."]]:
     """Invert `_merged_jumps` for P = `count`: arrays (..., 2 P N) become (P, ..., 2 N)."""
     return jax.tree.map(
         lambda a: jnp.moveaxis(a.reshape(*a.shape[:-1], 2, count, -1), -2, 0).reshape(count, *a.shape[:-1], -1), tree

@@ -150,12 +150,12 @@ def _append_copies(
     """Append a copy, at the second minimum, of each node whose gap is below `width`; the two share its weight."""
     size = h.shape[-1]
     count = max(size // 8, min(size, 16))  # up to 3 % of the nodes are near a jump, and more in a small block by chance
-    lanes = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
-    pick = partial(jnp.take, indices=lanes, axis=-1, mode="clip")
+    indices = jnp.nonzero(points.gap < width, size=count, fill_value=size)[0]
+    pick = partial(jnp.take, indices=indices, axis=-1, mode="clip")
     h, y, second, z, width = map(pick, (h, y, second, lax.stop_gradient(points.z), width))
     problem = ProxProblem(model, x.V, y)
     gap = problem.energy(second, h) - problem.energy(z, h)
-    is_node = lanes < size
+    is_node = indices < size
     weight = jnp.where(is_node, pick(points.weight), 0.0)
     width = jnp.where(is_node, width, 1.0)
     copy_weight = weight * _crossed_share(gap, width)
@@ -163,7 +163,7 @@ def _append_copies(
     return Points(
         student=join([points.student, pick(points.student)]),
         teacher=join([points.teacher, pick(points.teacher)]),
-        weight=join([points.weight.at[lanes].add(-copy_weight, mode="drop"), copy_weight]),
+        weight=join([points.weight.at[indices].add(-copy_weight, mode="drop"), copy_weight]),
         z=join([points.z, second]),
         resolved=join([points.resolved, pick(points.resolved)]),
         gap=join([points.gap, pick(points.gap)]),

@@ -140,10 +140,10 @@ def at_top_level(*values: PyTree) -> bool:
 
 
 def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with its own rule for `jax.vmap`: on a CPU one lane is computed after the other.
+    """Return `fn` with its own rule for `jax.vmap`: on a CPU one entry of a batch is computed after the other.
 
-    Batched control flow makes every lane wait for the slowest one, and runs both sides of every condition. On a CPU 16
-    solves in one batch take seven times as long as one after the other. Accelerators compute the lanes together. The
+    Batched control flow makes every entry wait for the slowest one, and runs both sides of every condition. On a CPU 16
+    solves in one batch take seven times as long as one after the other. Accelerators compute the entries together. The
     derivatives are those of `fn`, without this rule.
     """
 

@@ -11,7 +11,7 @@ convex. The sum is a double well where the target attends to itself so strongly 
 convex. Such a node is solved by Newton's method from several starts, and the lowest minimum wins. The minimiser
 therefore *jumps* where two minima have equal energy; the envelope stays continuous.
 
-A *lane* is one descent, of one node from one start. Arrays carry the axis of the nodes, or of the lanes, last:
+A *descent* is the search of one node from one start. Arrays carry the axis of the nodes, or of the descents, last:
 `(L, r, N)`, see `nodewise`. Loops are `counted`, that is, of a fixed number of steps, on all devices but CPUs; see
 `program`.
 """
@@ -37,7 +37,7 @@ from .program import counted, loop, repeat
 
 _POWER_STEPS = 4  # power iterations for a start: Newton's method finds the well from a rough axis
 _COMMON_STEPS = 4  # Newton steps that all nodes take together; they suffice for nearly every node
-_SLOW_GROUP = 128  # lanes that `local_minima` finishes together
+_SLOW_GROUP = 128  # descents that `local_minima` finishes together
 # A node has a single well if the Hessian of the loss at zero plus this share of V^{-1} is positive definite. The full
 # V^{-1} would not do, because a well can split while the Hessian is still positive definite. Measured on 400,000 nodes
 # with small fields, in 47 states of two to six tokens: two nodes had two minima although the Hessian was positive
@@ -136,8 +136,8 @@ def minima_from_all_starts(
 
     The starts are h itself, both sides of the double well, the points of `_flips`, and `extra`. The first one is tried
     at every node, where a few steps mostly suffice. The others are tried only where they may lead to a lower minimum;
-    elsewhere their energy is infinite. All lanes that remain are finished in small groups, because in a large group a
-    single slow lane keeps all others waiting.
+    elsewhere their energy is infinite. All descents that remain are finished in small groups, because in a large group
+    a single slow one keeps all others waiting.
 
     With `counted` loops all starts are finished side by side.
 
@@ -158,7 +158,7 @@ def minima_from_all_starts(
         return jnp.concatenate([wells, _flips_matter(problem, h, energy), *extra_matter])
 
     def split(
-        z: Float[Array, "L r lanes"], energy: Float[Array, " lanes"], converged: Bool[Array, " lanes"]
+        z: Float[Array, "L r descents"], energy: Float[Array, " descents"], converged: Bool[Array, " descents"]
     ) -> tuple[Float[Array, "starts L r N"], Float[Array, "starts N"], Bool[Array, "starts N"]]:
         return jnp.moveaxis(z.reshape(L, r, -1, size), 2, 0), energy.reshape(-1, size), converged.reshape(-1, size)
 
@@ -167,21 +167,21 @@ def minima_from_all_starts(
 
     if counted():
         count = 1 + len(other_starts)
-        lanes = join(jnp.concatenate([h[None], other_starts]))
+        all_starts = join(jnp.concatenate([h[None], other_starts]))
         repeat_nodes = functools.partial(jnp.tile, reps=count)
-        z, energy, converged = split(*descend(problem.map_nodes(repeat_nodes), lanes, repeat_nodes(h), tol))
+        z, energy, converged = split(*descend(problem.map_nodes(repeat_nodes), all_starts, repeat_nodes(h), tol))
         return z, energy.at[1:].set(jnp.where(relevance(energy[0]), energy[1:], jnp.inf)), converged
 
     z, energy, converged = descend(problem, h, h, tol, _COMMON_STEPS)
 
     def finish(take: Callable[[Array], Array]) -> tuple[Array, ...]:
-        return descend(problem.map_nodes(take), take(lanes), take(h), tol)
+        return descend(problem.map_nodes(take), take(all_starts), take(h), tol)
 
-    lanes = join(jnp.concatenate([z[None], other_starts]))
+    all_starts = join(jnp.concatenate([z[None], other_starts]))
     pending = jnp.concatenate([~converged[None], relevance(energy)]).ravel()
     no_energy = jnp.full(len(other_starts) * size, jnp.inf, energy.dtype)
-    values = lanes, jnp.concatenate([energy, no_energy]), jnp.tile(converged, 1 + len(other_starts))
-    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # small, so that a slow lane keeps few others waiting
+    values = all_starts, jnp.concatenate([energy, no_energy]), jnp.tile(converged, 1 + len(other_starts))
+    group = max(256 if L * r == 2 else 16, 3 * size // 16)  # small, so that a slow descent keeps few others waiting
     return split(*in_groups(finish, values, pending, group))
 
 
@@ -295,27 +295,27 @@ def in_groups(
     pending: Bool[Array, " N"],
     group: int,
 ) -> tuple[Shaped[Array, "... N"], ...]:
-    """Replace values at the lanes that are `pending` by those of `finish`, group by group.
+    """Replace values at the entries that are `pending` by those of `finish`, group by group.
 
-    The last group is filled up with lanes that do not exist; their values are dropped. The loop ends when no lane is
-    pending, on accelerators, too, because mostly one group suffices. On an H100, finishing all lanes instead took three
-    quarters of an evaluation.
+    The last group is filled up with entries that do not exist; their values are dropped. The loop ends when no entry is
+    pending, on accelerators, too, because mostly one group suffices. On an H100, finishing all entries instead took
+    three quarters of an evaluation.
 
     Args:
-        finish: returns the new values of one group. Its argument is a function that takes the lanes of the group out of
-            an array (..., M). Lane k takes the value at k modulo M: with M nodes and N = starts * M lanes an array over
-            the nodes need not be repeated for every start.
-        values: the arrays before, over all N lanes.
-        pending: lanes whose values are replaced.
-        group: lanes in a group.
+        finish: returns the new values of one group. Its argument is a function that takes the entries of the group out
+            of an array (..., M). Entry k takes the value at k modulo M: with M nodes and N = starts * M entries an
+            array over the nodes need not be repeated for every start.
+        values: the arrays before, over all N entries.
+        pending: entries whose values are replaced.
+        group: entries in a group.
     """
     size = pending.shape[-1]
     count = jnp.sum(pending)
-    lanes = jnp.pad(jnp.nonzero(pending, size=size, fill_value=size)[0], (0, group), constant_values=size)
+    entries = jnp.pad(jnp.nonzero(pending, size=size, fill_value=size)[0], (0, group), constant_values=size)
 
     def body(state: tuple) -> tuple:
         k, values = state
-        members = lax.dynamic_slice_in_dim(lanes, k, group)
+        members = lax.dynamic_slice_in_dim(entries, k, group)
         new = finish(lambda a: jnp.take(a, members % a.shape[-1], axis=-1))
         return k + group, tuple(a.at[..., members].set(b, mode="drop") for a, b in zip(values, new, strict=True))
 
@@ -331,7 +331,7 @@ def descend(
     *,
     count: int | None = None,
 ) -> tuple[Float[Array, "L r N"], Float[Array, " N"], Bool[Array, " N"]]:
-    """Find local minima of the energy by safeguarded Newton steps, all lanes together.
+    """Find local minima of the energy by safeguarded Newton steps, all descents together.
 
     A step uses the Hessian with its pivots made positive, so it always points downhill. Where the energy rose, the step
     is taken back and a quarter of it is tried next. Each step evaluates the loss, its gradient and its Hessian once.
@@ -339,7 +339,7 @@ def descend(
     Args:
         z: starts.
         h: student fields.
-        tol: a lane has converged when its Newton step is below this, relative to max |z| + 0.1 `field_scale`.
+        tol: a descent has converged when its Newton step is below this, relative to max |z| + 0.1 `field_scale`.
         steps: largest number of steps in a loop that ends by a condition.
         count: number of steps in a `counted` loop; by default `_COUNTED_STEPS`.
 

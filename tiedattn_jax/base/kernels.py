@@ -88,11 +88,11 @@ def loop_kernel(
         counts = sum(is_read), *map(len, heights[:3]), len(heights[1]), len(heights[3])
         rest = iter(refs)
         of_shared, of_nodes, of_state, of_xs, of_end, of_kept = ([*itertools.islice(rest, n)] for n in counts)
-        lanes = pl.program_id(0) * BLOCK + jnp.arange(BLOCK)
-        exists = lanes < size
+        columns = pl.program_id(0) * BLOCK + jnp.arange(BLOCK)
+        exists = columns < size
 
         def places(refs: list, heights: list[int], step: Any = 0) -> list[Any]:
-            return [ref.at[step * n + k, lanes] for ref, n in zip(refs, heights, strict=True) for k in range(n)]
+            return [ref.at[step * n + k, columns] for ref, n in zip(refs, heights, strict=True) for k in range(n)]
 
         def read(places: list) -> list[Array]:
             return [triton.load(place, mask=exists, other=0) for place in places]

@@ -56,6 +56,18 @@ def reporter(progress: Any, unit: str) -> Report:
     return progress
 
 
+def counter(report: Report, total: int, done: int = 0) -> Callable[[int], None]:
+    """Report what is done so far, and return a function that is told how much more is done and reports the sum."""
+
+    def count(more: int) -> None:
+        nonlocal done
+        done = min(done + more, total)
+        report(done, total)
+
+    count(0)
+    return count
+
+
 @contextlib.contextmanager
 def one_search(progress: Progress) -> Iterator[None]:
     """Count what is computed inside this context as one search."""

@@ -7,8 +7,8 @@ line and its page follow from them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -75,8 +75,8 @@ class Result(Printed):
     """Result of a computation that can fail. Its `status` is a `Status` as an integer, or an array of them.
 
     A number that does not exist is NaN, and its derivatives in both modes of jax are zero. So
-    ``jnp.where(result.ok, f(result), 0.0)`` has the gradient of the results that are `ok`, and a lane of a `vmap` that
-    fails leaves the gradients of the others alone.
+    ``jnp.where(result.ok, f(result), 0.0)`` has the gradient of the results that are `ok`, and an entry of a `vmap`
+    that fails leaves the gradients of the others alone.
     """
 
     USABLE: ClassVar[Status] = Status.stalled  # the last status of a result that can be used
@@ -106,32 +106,20 @@ class Result(Printed):
 
 
 def joined(dictionaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return dictionaries with the same keys, those of the lanes of a batch, as one with lists of their values."""
+    """Return dictionaries with the same keys, those of the entries of a batch, as one with lists of their values."""
 
-    def of_lanes(values: list[Any]) -> Any:
+    def of_batch(values: list[Any]) -> Any:
         return joined(values) if isinstance(values[0], dict) else values
 
-    return {key: of_lanes([lane[key] for lane in dictionaries]) for key in dictionaries[0]}
-
-
-Value = TypeVar("Value")
-
-
-class MeanField(Generic[Value]):
-    """Descriptor that makes a field of ``result.mean`` a field of the result itself: ``s = MeanField[jax.Array]()``."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, result: Any, owner: type) -> Value:
-        return getattr(result.mean, self.name)
+    return {key: of_batch([each[key] for each in dictionaries]) for key in dictionaries[0]}
 
 
 class Replicated(Result):
     """A result that was computed in every replicate of the averages, and whose numbers are means over these.
 
-    Subclasses have the numbers of all replicates in `replicates`. Under `vmap` all arrays lead with the axis of the
-    settings, which `batch_probe` recognises. Class variables list what the result shows:
+    Subclasses have the numbers of all replicates in `replicates`. Every field of `mean` is an attribute of the result,
+    unless the class has another meaning for its name. Under `vmap` all arrays lead with the axis of the settings, which
+    `batch_probe` recognises. Class variables list what the result shows:
 
         SETTING   names of fields that say where it was computed
         SHOWN     names of the numbers in `mean` and `stderr`, each with its meaning; if empty, that of `WORDS`
@@ -141,6 +129,25 @@ class Replicated(Result):
     SETTING: ClassVar[tuple[str, ...]] = ()
     SHOWN: ClassVar[Mapping[str, str]] = {}
     FLAGS: ClassVar[tuple[str, ...]] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the number of the mean that has this name; Python asks for names that are not found otherwise."""
+        if hasattr(type(self), name) or name in type(self).__dataclass_fields__ or name not in self._fields_of_mean:
+            return object.__getattribute__(self, name)  # raises the error of Python, or that of a property
+        return self.named_means[name]
+
+    def __dir__(self) -> Iterable[str]:
+        return {*super().__dir__(), *self._fields_of_mean}
+
+    @property
+    def _fields_of_mean(self) -> Iterable[str]:
+        """Names of the numbers that were measured; none while the result is being built."""
+        return getattr(getattr(self, "measured", None), "__dict__", ())
+
+    @property
+    def named_means(self: Any) -> dict[str, Any]:
+        """The fields of `mean` by name, in the form that they have as attributes of the result."""
+        return vars(self.mean)
 
     @property
     def replicate_axis(self: Any) -> int:

@@ -25,7 +25,7 @@ from ..base.arrays import definite, either, positive_definite, precise
 from ..base.derivatives import Closure, implicit_root
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
 from ..base.report import Description, Row, picture
-from ..base.results import InTable, MeanField, Replicated, Status
+from ..base.results import InTable, Replicated, Status
 from ..model.checks import CHANCE, check_provides, needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import OrderNumber, symmetric
@@ -84,8 +84,6 @@ class BayesPoint(Replicated):
     other: BayesState | None
     start: str | None = eqx.field(static=True)
     q = OrderNumber("mean")
-    gen_error = MeanField[Array]()
-    free_entropy = MeanField[Array]()
     batch_probe = "alpha", 0
     SETTING = ("alpha",)
     SHOWN: ClassVar = {"q": "overlap of the posterior mean with the teacher", "gen_error": "", "free_entropy": ""}

@@ -45,16 +45,17 @@ class Heights(eqx.Module):
 
 
 class Landscape(Replicated):
-    """The population risk at its candidates for a minimum, and at the origin.
+    """The population risk at its candidates for a minimum, and at the origin. Numbers are means over replicates.
+
+    The origin is a student without overlaps of the fixed size, or a student of size zero.
 
     Attributes:
         model, kappa: the setting.
         size: fixed size R of the student, or None if the ridge kappa limits it.
         replicates: the numbers in every replicate of the averages.
-        mean: means: `semantic` and `positional` are the risks of the two candidates, `curvature_semantic` and
-            `curvature_positional` the smallest curvatures there, `slope_semantic` and `slope_positional` the second
-            derivatives of the risk at the origin towards teacher and encodings. The origin is a student without
-            overlaps of the fixed size, or a student of size zero.
+        semantic, positional: risks of the two candidates.
+        curvature_semantic, curvature_positional: smallest curvatures there.
+        slope_semantic, slope_positional: second derivatives of the risk at the origin towards teacher and encodings.
     """
 
     model: Model

@@ -25,7 +25,7 @@ from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
 from ..base.derivatives import pseudo_inverse, with_root
 from ..base.errors import InputError, require_not_negative
-from ..base.results import MeanField, Replicated, Status
+from ..base.results import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of, symmetric, vanished
 from .flow import directions_of, encodings_on_directions, most_directions, needs_span, span_of
@@ -69,12 +69,6 @@ class PopulationPoint(Replicated):
     kappa: Float[Array, ""]
     replicates: PopulationState
     branch: str | None = eqx.field(static=True)
-    R = MeanField[Array]()
-    Theta = MeanField[Array]()
-    m = MeanField[Array]()
-    risk = MeanField[Array]()
-    gen_error = MeanField[Array]()
-    curvature = MeanField[Array]()
     batch_probe = "kappa", 0
     SETTING = "kappa", "branch"
     SHOWN: ClassVar = {

@@ -29,7 +29,7 @@ from ..base.errors import (
 )
 from ..base.progress import Progress
 from ..base.report import Description, picture, rows_of, with_error
-from ..base.results import MeanField, Status
+from ..base.results import Status
 from ..model.checks import needs
 from ..model.law import SpectralLaw
 from ..model.model import Model
@@ -111,13 +111,6 @@ class StudentRun(Integrated):
     growth: Float[Array, "*R"]
 
 
-class _Curve(MeanField[Array]):
-    """A field of the mean student; for two tokens and rank one its numbers, of m that of the first token."""
-
-    def __get__(self, result: Any, owner: type) -> Float[Array, "..."]:
-        return result.reduced(result.mean)[self.name]
-
-
 class Trajectory(OnePass):
     """A student that learns by one-pass stochastic gradient descent, in the limit of high dimension.
 
@@ -138,13 +131,15 @@ class Trajectory(OnePass):
     """
 
     replicates: StudentRun
-    R, Theta, m, q, theta = _Curve(), _Curve(), _Curve(), _Curve(), _Curve()
-    gen_error, risk = MeanField[Array](), MeanField[Array]()
 
     @property
     def measured(self) -> Student:
         """The student of all replicates, at every time."""
         return self.replicates.student
+
+    @property
+    def named_means(self) -> dict[str, Float[Array, "..."]]:
+        return self.reduced(self.mean)
 
     def reduced(self, student: Student) -> dict[str, Float[Array, "..."]]:
         """Return the fields of a student by name; for two tokens and rank one as numbers, of the first token."""
@@ -195,7 +190,7 @@ class Trajectory(OnePass):
         return first_crossing(lambda s: quantity(s, value), self.replicates, self.t, name)
 
     def shown(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.reduced(self.mean), self.reduced(self.stderr)
+        return self.named_means, self.reduced(self.stderr)
 
     def to_dict(self) -> dict[str, Any]:
         return scalar_parameters(self.model) | super().to_dict()

@@ -34,7 +34,7 @@ from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, require_choice, with_values
 from ..base.report import Description
-from ..base.results import MeanField, Replicated, Status
+from ..base.results import Replicated, Status
 from ..model.checks import needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
@@ -79,9 +79,6 @@ class SmallStart(Replicated):
     model: Model
     alpha: Float[Array, ""]
     replicates: SmallRates
-    encodings = MeanField[Array]()
-    teacher = MeanField[Array]()
-    bulk = MeanField[Array]()
     batch_probe = "alpha", 0
     SETTING = ("alpha",)
     SHOWN: ClassVar = {

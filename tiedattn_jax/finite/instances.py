@@ -36,7 +36,7 @@ from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
 from ..base.files import Store, fingerprint
 from ..base.pieces import PIECES, computed
-from ..base.progress import Progress, reporter
+from ..base.progress import Progress, counter, reporter
 from ..base.report import Description, Row
 from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
 from ..base.saved import name_of
@@ -322,14 +322,7 @@ def run_instances(
     rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
     # A recipe is smaller than its nodes on the way to a worker.
     given = (model, d, float(alpha), run, rule if executor is None else nodes, theory, normalise, sentences)
-    report, count = reporter(progress, "instances"), 0
-    report(0, len(keys))
-
-    def done(number: int) -> None:
-        nonlocal count
-        count += len(pieces[number][-1])
-        report(count, len(keys))
-
+    count = counter(reporter(progress, "instances"), len(keys))
     pieces = [(*given, keys[k : k + batch]) for k in range(0, len(keys), batch)]
     computation = {}
     if out is not None:
@@ -338,7 +331,7 @@ def run_instances(
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
     rows = list[Instance]()
-    for piece in computed(_instances, pieces, store, executor, done):
+    for piece in computed(_instances, pieces, store, executor, lambda k: count(len(pieces[k][-1]))):
         if isinstance(piece, BaseException):
             raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {store.hint}") from piece
         rows += piece
@@ -369,9 +362,9 @@ def _instances(
         return _outcome(model, data, result, partial(heldout_error, key=key_test, sentences=sentences, W=W))
 
     rule = make_rule(nodes, model, default_recipe(model, SIZES["instances"]))
-    lanes = jax.vmap(outcome_of)(keys) if len(keys) > 1 else jax.tree.map(lambda a: a[None], outcome_of(keys[0]))
+    outcomes = jax.vmap(outcome_of)(keys) if len(keys) > 1 else jax.tree.map(lambda a: a[None], outcome_of(keys[0]))
     instances = []
-    for outcome in unstacked(jax.device_get(lanes), len(keys)):
+    for outcome in unstacked(jax.device_get(outcomes), len(keys)):
         realised_model = model.with_teacher(jnp.asarray(outcome["gram"]))
         instances.append(_instance(outcome, d, partial(_solution, realised_model, alpha, rule) if theory else None))
     return instances

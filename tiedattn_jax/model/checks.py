@@ -49,7 +49,8 @@ CHANCE = 0.2  # largest cosine of a drawn class mean or teacher with an encoding
 def check_numbers(model: eqx.Module) -> None:
     """Check the numbers of a model and of its parts by `__check_init__` of their classes and of all base classes."""
     for base in type(model).__mro__:
-        base.__dict__.get("__check_init__", lambda model: None)(model)
+        if check_init := vars(base).get("__check_init__"):
+            check_init(model)
     for part in vars(model).values():
         if isinstance(part, eqx.Module):
             check_numbers(part)
@@ -171,8 +172,7 @@ def check(model: Model, *, even: bool = True) -> Model:
 def _conditions(model: Model, even: bool) -> Iterator[Condition]:
     """Yield the conditions on the numbers of a model; raise an `InputError` for all else that is wrong."""
     yield from _sizes(model)
-    _check_names(model)
-    _check_arguments(model)
+    _check_methods(model)
     check_numbers(model)
     yield from conditions_of(model)
     if model.penalty is not None:
@@ -199,34 +199,31 @@ def _check_fields(model: Model) -> None:
 
 def _sizes(model: Model) -> Iterator[Condition]:
     lam, scale = on_host(model.lam), on_host(model.field_scale)
-    least = lam >= 0 if model.penalty is not None else lam > 0
-    yield Condition((lam.shape == ()) & least & (lam < np.inf), "lam", lam, "one positive number")
+    for name, number, exceeds in (
+        ("lam", lam, lam >= 0 if model.penalty is not None else lam > 0),
+        ("field_scale", scale, scale > 0),
+    ):
+        yield Condition((number.shape == ()) & exceeds & (number < np.inf), name, number, "one positive number")
     if not isinstance(model.shape, tuple) or len(model.shape) != 3:
         raise InputError("shape", f"must be a tuple (L, r, t), got shape={model.shape!r}")
     for count in model.shape:
         require_count(count, "shape")
     require_count(model.noise, "noise", 0)
-    is_one = (scale.shape == ()) & (scale > 0) & (scale < np.inf)
-    yield Condition(is_one, "field_scale", scale, "one positive number")
 
 
-def _check_arguments(model: Model) -> None:
-    noise = ("noise",) if model.noise else ()
-    suffix = f" of a model with noise = {model.noise}"
-    require_takes(model.law, "law", ())
-    require_takes(model.loss, "loss", ("Z", "Y", *noise), suffix)
-    for name, parameters in {"target": ("Y", *noise), "student": ("Z",), "with_teacher": ("gram",)}.items():
-        if model.provides(name):
-            require_takes(getattr(model, name), name, parameters, suffix if name == "target" else "")
-
-
-def _check_names(model: Model) -> None:
+def _check_methods(model: Model) -> None:
     for kind in (kind for kind in type(model).__mro__ if kind not in Model.__mro__):
         attributes = [name for name in vars(kind) if not name.startswith("_")]
         for name in ("target", "student", "preimages", "with_teacher", "rotation_invariant", "start_columns"):
             matches = difflib.get_close_matches(name, attributes, 1, cutoff=0.8)
             if matches and name not in attributes:
                 raise InputError(matches[0], f"must be called {name} if it is what a Model calls so, else another name")
+    label = ("Y", "noise") if model.noise else ("Y",)
+    arguments = {"law": (), "loss": ("Z", *label), "target": label, "student": ("Z",), "with_teacher": ("gram",)}
+    for name, parameters in arguments.items():
+        if model.provides(name):
+            suffix = f" of a model with noise = {model.noise}" if "Y" in parameters else ""
+            require_takes(getattr(model, name), name, parameters, suffix)
 
 
 def _law_conditions(model: Model) -> Iterator[Condition]:

@@ -1,6 +1,7 @@
 """The theory over many settings: branches, transitions, and phase diagrams.
 
-follow         natural continuation: a branch from one setting to the next; the check of a call's arguments
+family         settings along one number: what a search is given after the check of its arguments
+follow         natural continuation: a branch from one setting to the next
 branch_path    the result of continuation in arclength
 arclength      pseudo-arclength continuation, around folds
 secant         root search in one number

@@ -28,7 +28,7 @@ from ..theory.setting import Lane, branch_start
 from ..theory.solve import check_alpha, check_start
 from ..theory.states import FixedPoint
 from .branch_path import BranchPath
-from .follow import Family, prepared
+from .family import Family, prepared
 from .secant import Secant
 
 _TOLERANCE = 1e-6  # largest relative residual of a point; averages on lines are smooth to this accuracy

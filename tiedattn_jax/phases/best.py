@@ -33,16 +33,16 @@ from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, moved_number
-from ..theory.engine import Paths, published
+from ..theory.engine import PathMaker, published
 from ..theory.observables import gen_error_in
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
-from .follow import Family, check_top_level, ends_of, prepared
-from .locate import Guess, Zero, event_number, find_zero, zero_path
-from .places import Place, Walk, places_of, walk_path
+from .family import Family, check_top_level, ends_of, prepared
+from .locate import Guess, Reading, event_number, find_zero, zero_path
+from .places import Place, Walk, merged_status, places_of, walk_path
 
 RIDGES = (1e-5, 1.0)  # default range of the ridge
 
@@ -77,7 +77,7 @@ def best_ridge(
     bracket: tuple[float, float] | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Paths[Quantity]:
+) -> PathMaker[Quantity]:
     """Find the ridge, or the value of another number of the model, at which the test error is smallest.
 
     The error is that of a branch, or that of the global minimum of the training loss. This is the positional or the
@@ -176,8 +176,8 @@ class Optimum(NamedTuple):
 
     kind: str
     branch: int
-    zero: Zero
-    error: Zero
+    zero: Reading
+    error: Reading
     states: dict[str, State]
     beyond: float | None = None
 
@@ -196,22 +196,17 @@ def best_path(task: Task) -> Path:
     places = places_of(walks)
     if not places and task.branches == PAIR:  # neither branch exists: the uninformed state is the global minimum
         optimum = yield best_path(task._replace(branches=("uninformed",)))
-        return optimum if isinstance(optimum, Optimum) else _merged(optimum, *(walk.status for walk in walks))
+        return optimum if isinstance(optimum, Optimum) else merged_status(optimum, *(walk.status for walk in walks))
     paths = [_located(task, walks, p) for p in places if p.error <= (1 + _MARGIN) * places[0].error]
     optima = [optimum for optimum in (yield paths) if optimum is not None]
     if not optima:
-        return _merged(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
+        return merged_status(*(walk.status for walk in walks)) if not places else int(Status.max_steps)
     best = min(optima, key=lambda o: (not o.zero.converged, float(np.nanmean(numbers_of(o)[1][0]))))
     sides = [walks[best.branch], *([walks[1 - best.branch]] if best.kind == "transition" else [])]
     settings = [task.family.at(best.value, walk.branch) for walk in sides]
     starts = [walk.nearest(np.log(best.value)) for walk in sides]
     states = yield [s.solve_replicates(x) for s, x in zip(settings, starts, strict=True)]
     return best._replace(states={walk.branch: state for walk, state in zip(sides, states, strict=True)})
-
-
-def _merged(*statuses: int) -> int:
-    """Return the status of several searches that found nothing: nothing is absent where one of them failed."""
-    return max((status for status in statuses if status != Status.absent), default=int(Status.absent))
 
 
 def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
@@ -244,7 +239,7 @@ def _located(task: Task, walks: Sequence[Walk], place: Place) -> Path:
     if not error.is_known:
         return None
     at_rest, slopes = jax.tree.map(np.zeros_like, error.rates), -np.ones_like(error.value)  # derivatives 0, not -0
-    zero = Zero(error.at, error.states, 0 * error.value, at_rest, slopes, converged=True)
+    zero = Reading(error.at, error.states, 0 * error.value, at_rest, slopes, converged=True)
     k = int(np.argmin(np.abs(walk.x - place.x))) + (1 if place.kind == "upper end" else -1)
     beyond = float(np.exp(walk.x[k])) if 0 <= k < walk.x.size else None
     return Optimum(place.kind, place.branch, zero, error, {}, beyond)
@@ -269,25 +264,25 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
     """Path that finds a zero of the slope of the error; returns an `Optimum`, or None if a state is lost.
 
     The first steps use the coarse replicate and the curvature of the spline through its walk. Such a step needs one
-    look of one replicate; a later step needs three looks of all replicates.
+    reading of one replicate; a later step needs three readings of all replicates.
     """
     value, (low, high) = float(np.exp(place.x)), task.bracket
-    errors: dict[float, Zero] = {}
+    errors: dict[float, Reading] = {}
     guess = Guess(value, (walk.nearest(place.x),), low=low, high=high, reach=_LONGEST_STEP)
 
-    def coarse_look(value: float, xs: Sequence[Overlaps]) -> Path:
+    def read_coarsely(value: float, xs: Sequence[Overlaps]) -> Path:
         error = yield from _error(task, walk.branch, value, *xs, coarse=True)
         slope = abs(place.curvature) / value  # of the derivative in x
         return error._replace(value=value * error.slopes, rates=None, slopes=np.full_like(error.slopes, slope))
 
-    def look(value: float, xs: Sequence[Overlaps]) -> Path:
-        """Path that returns the derivative of the error in x as a `Zero`."""
+    def read(value: float, xs: Sequence[Overlaps]) -> Path:
+        """Path that returns the derivative of the error in x as a `Reading`."""
         # The middle value gives the derivative, the outer ones the second derivatives. Next to the end of a branch one
         # of the outer ones has no state, and the middle one takes its place.
         values = value * np.exp([-_OFFSET, 0.0, _OFFSET])
-        before, middle, after = looks = yield [_error(task, walk.branch, float(v), *xs) for v in values]
+        before, middle, after = readings = yield [_error(task, walk.branch, float(v), *xs) for v in values]
         errors[float(middle.at)] = middle
-        by_x = [v * look.slopes for v, look in zip(values, looks, strict=True)]
+        by_x = [v * reading.slopes for v, reading in zip(values, readings, strict=True)]
         known = [np.isfinite(slopes) for slopes in by_x]
         width = np.where(known[0] | known[2], _OFFSET * (1.0 * known[0] + known[2]), np.nan)
 
@@ -298,12 +293,12 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
         rates = jax.tree.map(difference, before.rates, middle.rates, after.rates)
         return middle._replace(value=by_x[1], rates=rates, slopes=difference(*by_x) / value)
 
-    first = yield from find_zero(coarse_look, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
+    first = yield from find_zero(read_coarsely, guess, tol=_TOLERANCE, max_evaluations=_COARSE_STEPS)
     if first.is_known:
         overlaps = indexed(first.states[0].overlaps, 0)
         (value,) = np.clip(values_of(first), low, high)
         guess = guess._replace(at=value, overlaps=(overlaps,))
-    zero = yield from find_zero(look, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
+    zero = yield from find_zero(read, guess, tol=_TOLERANCE, max_evaluations=_MAX_STEPS)
     if not zero.is_known or np.all(np.isnan(zero.slopes)):
         return None
     step = np.nanmean(zero.value) / (zero.at * zero.slope)
@@ -312,7 +307,7 @@ def _inside(task: Task, walk: Walk, place: Place) -> Path:
 
 
 def _error(task: Task, branch: str, value: float, start: Overlaps, *, coarse: bool = False) -> Path:
-    """Path that solves a branch at one value, and returns its test error with all derivatives as a `Zero`."""
+    """Path that solves a branch at one value, and returns its test error with all derivatives as a `Reading`."""
     event = _ERROR._replace(branches=(branch,))
     return (yield from event_number(event, task.family, value, [start], coarse=coarse))
 
@@ -326,7 +321,7 @@ def _gen_error(
 _ERROR = Event("test error", (), lambda state: state.gen_error, _gen_error)
 
 
-def values_of(zero: Zero) -> Float[np.ndarray, " R"]:
+def values_of(zero: Reading) -> Float[np.ndarray, " R"]:
     """Return the number in every replicate: Newton's step in x leads there from the common value."""
     return zero.at * np.exp(-zero.value / (zero.at * zero.slopes))
 

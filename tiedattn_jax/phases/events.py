@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, Real
 
 from ..averages.rules import Replicate
 from ..base.arrays import AnyArray, StateArray
-from ..base.errors import InputError, require_choice
+from ..base.errors import require_choice
 from ..base.results import Average, Status, error_bar
+from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
@@ -136,8 +137,8 @@ def event_of(name: str, model: Model) -> Event:
         InputError: there is no such event, or the model lacks the `target` that it needs.
     """
     require_choice(name, "event", EVENTS)
-    if "baseline" in name and not model.provides("target"):
-        raise InputError("model", f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}")
+    if "baseline" in name:
+        check_provides(model, "target", "for the linear baseline")
     return EVENTS[name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,7 +22,7 @@ from ..base.arrays import AnyArray, GivenArray, indexed, stacked
 from ..base.errors import require, require_count
 from ..base.files import Store, fingerprint, named
 from ..base.pieces import answers, together
-from ..base.progress import Progress, Report, reporter
+from ..base.progress import Progress, Report, counter, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
@@ -32,7 +33,8 @@ from ..theory.setting import Setting
 from ..theory.states import FixedPoint, State, blank_state
 from .diagram import PhaseDiagram
 from .events import EVENTS
-from .follow import Family, Follower, WarmStart, is_absent, pair_free, pair_start, prepared, with_replicate_axis
+from .family import Family, prepared
+from .follow import Follower, WarmStart, is_absent, pair_free, pair_start, with_replicate_axis
 from .locate import zero_path
 from .sweep import Grid
 
@@ -223,12 +225,8 @@ class _Tracks(NamedTuple):
             known, tracks = together(multihost_utils.broadcast_one_to_all, share, store.hint)
             finished = {int(k): indexed(tracks, k) for k in np.flatnonzero(known)}
         unsolved = [number for number in range(total) if number not in finished]
-        assigned, cells = unsolved[rank::processes], len(finished) * width
-
-        def cell_done() -> None:
-            nonlocal cells
-            cells += processes
-            progress(min(cells, total * width), total * width)
+        assigned = unsolved[rank::processes]
+        count = counter(progress, total * width, len(finished) * width)
 
         def store_track(index: int, track: State | Failure) -> None:
             if isinstance(track, Failure):
@@ -236,13 +234,11 @@ class _Tracks(NamedTuple):
             store.put(f"{_TRACK}{assigned[index]:05d}", named(track))
             finished[assigned[index]] = track
 
-        progress(cells, total * width)
         first_overlaps = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if assigned else []
         names = [self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned]
         if executor is None:
-            paths = (
-                self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], cell_done) for k in assigned
-            )
+            done = partial(count, processes)  # with a cell
+            paths = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], done) for k in assigned)
             engine.run(paths, done=store_track, names=names)
         else:
             failed = dict[int, BaseException]()
@@ -252,8 +248,7 @@ class _Tracks(NamedTuple):
                     failed[index] = track
                     continue
                 store_track(index, track)
-                for _ in range(width):
-                    cell_done()
+                count(width)
             for index, error in failed.items():
                 error.add_note(f"This happened at {names[index]}.")
                 raise error
@@ -401,7 +396,7 @@ class _Tracks(NamedTuple):
         return crossings
 
     def crossing(self, cells: State, exists: Bool[np.ndarray, "branch rows columns"], row: int, column: int) -> Path:
-        """Path that searches alpha_c between a cell and the next one, from the states of either; returns a `Zero`."""
+        """Path that searches alpha_c between a cell and the next one, from states of either; returns a `Reading`."""
         low, high = self.alphas[row, column : column + 2].tolist()
         family = Family(indexed(self.models, (row, column)), self.nodes, with_more_steps(self.settings))
         places = [(b, row, column if exists[b, row, column] else column + 1) for b in range(len(PAIR))]

@@ -41,7 +41,8 @@ from ..theory.setting import Lane, Setting
 from ..theory.states import FixedPoint, State
 from .arclength import fold_near
 from .events import Event, Observable, as_event
-from .follow import Family, along_alpha, is_absent, walk, with_replicate_axis
+from .family import Family
+from .follow import along_alpha, is_absent, walk, with_replicate_axis
 from .secant import Secant, zero_between
 from .table import Table
 
@@ -148,8 +149,8 @@ def _by_replicate(event: Event, states: Sequence[State]) -> Float[Array, " R"]:
     return jnp.where(has_states & quorum(has_states), event.value(*states), jnp.nan)
 
 
-class Zero(NamedTuple):
-    """An event's number and its states at one place of a search; also the outcome of the search.
+class Reading(NamedTuple):
+    """An event's number and its states at one place of a search. The outcome of a search is the last one.
 
     Attributes:
         at: the place, a value of what is searched, such as alpha; for a fold one of every replicate.
@@ -176,7 +177,7 @@ class Zero(NamedTuple):
 
 
 def event_path(event: Event, family: Family, guess: Guess | None = None, *, exact: bool = True) -> Path:
-    """Path that finds any event; returns a `Zero`, or None if the event is a fold and there is none.
+    """Path that finds any event; returns a `Reading`, or None if the event is a fold and there is none.
 
     Without a guess, the alphas `SEARCH` are visited.
 
@@ -191,7 +192,7 @@ def event_path(event: Event, family: Family, guess: Guess | None = None, *, exac
         guess = yield from guess_among(event, family, SEARCH, unsettled)
     if guess is None and unsettled:  # the event may be where the search failed
         unknown = np.full(family.nodes.replicates, np.nan)
-        return Zero(
+        return Reading(
             np.asarray(unsettled[0][0].alpha), tuple(p.replicates for p in unsettled[0]), unknown, None, unknown
         )
     if guess is None:
@@ -212,10 +213,10 @@ def zero_path(
     exact: bool = True,
     tol: float = _TOLERANCE,
 ) -> Path:
-    """Path that finds where the number of an event is zero; returns a `Zero`.
+    """Path that finds where the number of an event is zero; returns a `Reading`.
 
     Without a guess, the coarse replicate gives one inside the bracket. If it finds no zero there, the states are solved
-    at the end of the bracket only, and the `Zero` has not converged.
+    at the end of the bracket only, and the `Reading` has not converged.
 
     Args:
         starts: overlaps from which the branches are searched in the bracket.
@@ -226,13 +227,13 @@ def zero_path(
     if guess is None:
         guess, in_bracket = yield from _coarse_guess(event, family, bracket, starts)
         limit = MAX_EVALUATIONS if in_bracket else 1
-    look = partial(event_number, event, family, exact=exact)
-    zero = yield from find_zero(look, guess, tol=tol, max_evaluations=limit)
+    read = partial(event_number, event, family, exact=exact)
+    zero = yield from find_zero(read, guess, tol=tol, max_evaluations=limit)
     return zero._replace(converged=zero.converged and in_bracket)
 
 
 def find_zero(
-    look: Callable[[float, Sequence[Overlaps]], Path],
+    read: Callable[[float, Sequence[Overlaps]], Path],
     guess: Guess,
     *,
     tol: float = _TOLERANCE,
@@ -245,44 +246,45 @@ def find_zero(
     end of a branch has short steps there, but no zero.
 
     Args:
-        look: function of a value and of overlaps to start from; its path returns a `Zero`, which need not be one.
+        read: function of a value and of overlaps to start from; its path returns a `Reading`.
         tol: the search stops when the relative step is below this.
 
     Returns:
-        The last `Zero` with states; the first one if there are none at the guess.
+        The last `Reading` with states; the first one if there are none at the guess.
     """
     search = Secant.begin(guess.there, guess.slope, guess.low, guess.high, guess.reach)
     trial, xs = float(guess.at), guess.overlaps
     last, signs = None, set[float]()
     for _ in range(max_evaluations):
-        zero = yield from look(trial, xs)
-        if not zero.is_known:
+        reading = yield from read(trial, xs)
+        if not reading.is_known:
             if last is None and not np.isfinite(search.x):  # no state at the start
-                return zero
+                return reading
             search = search.shrunk(trial)
         else:
-            slope = np.nan if np.all(np.isnan(zero.slopes)) else float(np.nanmean(zero.slopes))
-            search = search.updated(trial, float(np.nanmean(zero.value)), slope)
+            slope = np.nan if np.all(np.isnan(reading.slopes)) else float(np.nanmean(reading.slopes))
+            search = search.updated(trial, float(np.nanmean(reading.value)), slope)
             signs.add(np.sign(search.value))
             is_small = abs(search.step) < tol * search.x
             is_enclosed = len(signs) > 1 and abs(search.step) < _LONGEST_FINAL_STEP * search.x
             converged = search.leads_inside and bool(is_small or is_enclosed)
-            last, xs = zero._replace(slope=search.slope, converged=converged), tuple(s.overlaps for s in zero.states)
+            last = reading._replace(slope=search.slope, converged=converged)
+            xs = tuple(s.overlaps for s in reading.states)
             if is_small:
                 break
         trial = search.next()
-    return zero if last is None else last
+    return reading if last is None else last
 
 
 def event_number(
     event: Event, family: Family, value: float, xs: Sequence[Overlaps], *, exact: bool = True, coarse: bool = False
 ) -> Path:
-    """Path that solves the states of an event at one value of the number; returns a `Zero`.
+    """Path that solves the states of an event at one value of the number; returns a `Reading`.
 
     Args:
         xs: overlaps to start from.
         exact: whether to compute derivatives that are not free.
-        coarse: whether to use the coarse replicate only, which is then the only one of the `Zero`.
+        coarse: whether to use the coarse replicate only, which is then the only one of the `Reading`.
     """
     dtype, replicates = family.model.lam.dtype, family.nodes.replicates
     # Overlaps of a model in another dtype are starts as well.
@@ -303,7 +305,7 @@ def event_number(
     if partials is not None:
         rates, slopes = family.derivatives(value, *partials)
         slopes = np.where(np.isnan(number), np.nan, slopes)
-    return Zero(np.asarray(value, dtype), states, number, rates, slopes)
+    return Reading(np.asarray(value, dtype), states, number, rates, slopes)
 
 
 def _coarse_guess(event: Event, family: Family, bracket: tuple[float, float], starts: Sequence[Overlaps]) -> Path:
@@ -389,7 +391,7 @@ def _implicit_in(setting: Setting, xs: Overlaps, observable: Observable, replica
 
 
 def _fold(event: Event, family: Family, guess: Guess, exact: bool) -> Path:
-    """Path that finds a fold by continuation in arclength; returns a `Zero`, or None if there is no fold."""
+    """Path that finds a fold by continuation in arclength; returns a `Reading`, or None if there is no fold."""
     value, dtype = float(guess.at), family.model.lam.dtype
     # Along alpha the start of the path is the guess.
     family = family if family.number.name != "alpha" else family._replace(alpha=np.asarray(value, dtype))
@@ -408,7 +410,7 @@ def _fold(event: Event, family: Family, guess: Guess, exact: bool) -> Path:
             equations = family.at(folded, branch).equations(k)
             calls.append(Call(_fold_gradient, (equations, indexed(state.overlaps, k))))
         rates, slopes = family.derivatives(float(np.mean(values)), *stacked((yield calls)))
-    return Zero(values, (state,), np.zeros_like(values), rates, slopes, 1.0, True)
+    return Reading(values, (state,), np.zeros_like(values), rates, slopes, 1.0, True)
 
 
 @program
@@ -416,10 +418,11 @@ def _fold_gradient(equations: Equations, x: Overlaps) -> tuple[Model, Float[Arra
     return equations.fold_gradient(x)
 
 
-def transition_of(event: Event, model: Model, zero: Zero | None) -> Quantity:
-    """Convert a `Zero`, None if there is no fold, to a result that is differentiable in `model`, that of the caller.
+def transition_of(event: Event, model: Model, zero: Reading | None) -> Quantity:
+    """Convert the end of a search, None if there is no fold, to a result that is differentiable in `model`.
 
-    The number is one step of Newton's method beyond `zero.at`, in every replicate. The states are those at `zero.at`.
+    The model is that of the caller. The number is one step of Newton's method beyond `zero.at`, in every replicate. The
+    states are those at `zero.at`.
     """
     if zero is None:
         nan = jnp.full((1,), jnp.nan, model.lam.dtype)

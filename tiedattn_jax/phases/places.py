@@ -23,7 +23,8 @@ from ..theory.newton import ATTEMPTS
 from ..theory.paths import Path
 from ..theory.setting import Lane, Setting, branch_start
 from ..theory.states import State
-from .follow import Family, WarmStart, predict, update
+from .family import Family
+from .follow import WarmStart, predict, update
 
 _PER_DECADE = 3  # values of the walk in a factor of ten
 
@@ -59,7 +60,7 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
     grid = np.linspace(low, high, max(4, 1 + round(_PER_DECADE * (high - low) / np.log(10))))
     error, loss = np.full((2, grid.size), np.nan)
     overlaps: list[Overlaps | None] = [None] * grid.size
-    failed = set[int]()
+    ends = list[int]()  # statuses of the searches that found no state
     start = jax.tree.map(np.asarray, branch_start(family.model, branch))
     middle = np.log(max(family.number.read(family.model, None, "number"), bracket[0]))
 
@@ -73,7 +74,7 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
             if state.has_state:
                 error[k], loss[k], overlaps[k] = state.gen_error, state.train_loss, state.overlaps
                 return state
-        failed.add(int(state.status))
+        ends.append(int(state.status))
         return None
 
     def go(places: range, first: State) -> Path:
@@ -92,8 +93,12 @@ def walk_path(family: Family, bracket: tuple[float, float], branch: str) -> Path
         if state is not None and state.status <= Status.stalled:
             yield [go(range(k + 1, grid.size), state), go(range(k - 1, -1, -1), state)]
             break
-    status = max(failed - {int(Status.absent)}, default=int(Status.absent))
-    return Walk(branch, grid, error, loss, overlaps, status)
+    return Walk(branch, grid, error, loss, overlaps, merged_status(*ends))
+
+
+def merged_status(*statuses: int) -> int:
+    """Return the status of several searches that found nothing: nothing is absent where one of them failed."""
+    return max((status for status in statuses if status != Status.absent), default=int(Status.absent))
 
 
 class Place(NamedTuple):

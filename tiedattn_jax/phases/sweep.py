@@ -22,7 +22,7 @@ from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, require, require_kind, require_positive
 from ..base.files import Store, fingerprint
 from ..base.pieces import PIECES, computed, cut
-from ..base.progress import Progress, Report, reporter
+from ..base.progress import Progress, Report, counter, reporter
 from ..base.results import Settings, Status
 from ..base.saved import name_of
 from ..model.checks import check_numbers
@@ -35,7 +35,8 @@ from ..theory.solve import solve
 from ..theory.states import FixedPoint
 from .cells import Missing, cells_of
 from .events import ALPHA_L
-from .follow import CURVE_SETTINGS, check_top_level, prepared, walk
+from .family import check_top_level, prepared
+from .follow import CURVE_SETTINGS, walk
 from .locate import Start
 from .table import Table
 from .trace import TRACE_SETTINGS, trace_path
@@ -247,16 +248,8 @@ class Grid(NamedTuple):
         Raises:
             Exception: that of the first cell, with its setting in a note, if all cells fail.
         """
-        done = 0
-
-        def report(number: int, result: Any) -> None:
-            nonlocal done
-            done += 1
-            progress(done, len(paths))
-
-        progress(0, len(paths))
-        values = itertools.product(*(axis.values for axis in self.axes))
-        results = run(paths, done=report, keep=True)
+        values, count = itertools.product(*(axis.values for axis in self.axes)), counter(progress, len(paths))
+        results = run(paths, done=lambda number, result: count(1), keep=True)
         if all(isinstance(result, Failure) for result in results):
             first = next(values)
             where = ", ".join(f"{a.name} = {v:g}" for a, v in zip(self.axes, first, strict=True)) or "the only setting"
@@ -277,18 +270,12 @@ class Grid(NamedTuple):
         Raises:
             RuntimeError: there is no answer at all; the message is that of the first setting.
         """
-        pieces, done = cut(len(self.models)), 0
-
-        def count(number: int) -> None:
-            nonlocal done
-            done += len(self.models[pieces[number]])
-            report(done, len(self.models))
-
         asked.paths(self.models[:1], self.alphas[:1], options)  # options are refused here, not in a worker
-        report(0, len(self.models))
+        pieces, count = cut(len(self.models)), counter(report, len(self.models))
         arguments = [(asked, self.models[piece], self.alphas[piece], options) for piece in pieces]
+        results = computed(_answers, arguments, store, executor, lambda k: count(len(self.models[pieces[k]])))
         cells = list[Any]()
-        for piece, answers in zip(pieces, computed(_answers, arguments, store, executor, count), strict=True):
+        for piece, answers in zip(pieces, results, strict=True):
             if isinstance(answers, BaseException):
                 lost = Missing(f"its worker was lost: {answers or type(answers).__name__}", int(Status.nonfinite))
                 answers = [lost] * len(self.models[piece])

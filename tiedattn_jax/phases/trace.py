@@ -16,8 +16,9 @@ from ..model.parameters import Axis, Parameter
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from .events import ALPHA_L, Event, baseline_branch, event_of
-from .follow import Family, WarmStart, predict, update
-from .locate import SEARCH, Guess, Start, Zero, event_path, guess_among, guess_of, transition_of
+from .family import Family
+from .follow import WarmStart, predict, update
+from .locate import SEARCH, Guess, Reading, Start, event_path, guess_among, guess_of, transition_of
 from .table import Table
 
 _WIDER_SEARCH = np.geomspace(1.8, 0.4, 9)  # alphas, relative to the last one, that are searched if a prediction fails
@@ -159,7 +160,7 @@ class _Tracer:
             self.cells.append(transition_of(self.event, self.model_at(value), zero))
             self.slopes.append(np.nan)
 
-    def record(self, value: float, zero: Zero) -> None:
+    def record(self, value: float, zero: Reading) -> None:
         """Record a point that was found, so that it serves to predict the next ones."""
         transition, slope = transition_of(self.event, self.model_at(value), zero), np.nan
         if transition.sensitivities is not None and self.parameter.put is None:

@@ -23,12 +23,13 @@ from ..base.progress import Progress
 from ..base.results import Settings, Status
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR
-from ..theory.engine import Paths, published, run_one
+from ..theory.engine import PathMaker, published, run_one
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .events import ALPHA_L, EVENTS, as_event, event_of
-from .follow import CURVE_SETTINGS, Family, along_alpha, ends_of, pair_start, prepared, walk
+from .family import Family, ends_of, prepared
+from .follow import CURVE_SETTINGS, along_alpha, pair_start, walk
 from .locate import Guess, Start, crossings, event_path, guess_of, is_usable, number_of, transition_of, zero_path
 from .table import Table
 
@@ -52,7 +53,7 @@ def critical_alpha(
     start: Start | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Paths[Quantity]:
+) -> PathMaker[Quantity]:
     """Find the sample complexity alpha_c at which the positional and the semantic branch have the same training loss.
 
     The global minimum is positional below alpha_c and semantic above it. `jax.grad` of this function works (first
@@ -99,7 +100,7 @@ def linear_crossing(
     start: Start | None = None,
     settings: Settings | None = None,
     progress: Progress = None,
-) -> Paths[Quantity]:
+) -> PathMaker[Quantity]:
     """Find the sample complexity alpha_l at which the global minimum starts to beat the linear baseline (Result 5.1).
 
     There are three cases. If the positional state beats the baseline at alpha_c, alpha_l lies on the positional branch
@@ -157,7 +158,7 @@ def find_event(
     settings: Settings | None = None,
     sensitivities: bool = True,
     progress: Progress = None,
-) -> Paths[Quantity]:
+) -> PathMaker[Quantity]:
     """Find an event, with its exact derivatives in every number of the model.
 
     "alpha_c": the losses of the positional and the semantic branch are equal. "semantic baseline", "positional
@@ -245,7 +246,7 @@ def branch_ends(
 
 
 def _alpha_c(family: Family, bracket: tuple[float, float], guess: Guess | None = None) -> Path:
-    """Path of `critical_alpha`; returns a `Zero`."""
+    """Path of `critical_alpha`; returns a `Reading`."""
     starts = pair_start(family.model) if guess is None else ()
     return (yield from zero_path(EVENTS["alpha_c"], family, guess, bracket=bracket, starts=starts, tol=_FINAL))
 

@@ -22,7 +22,7 @@ from ..base.derivatives import instantiated, with_tangent
 from ..base.errors import InputError, is_concrete, require_choice, require_count, require_number
 from ..base.progress import Progress, in_parts
 from ..base.report import Description, Row
-from ..base.results import MeanField, Replicated, Status, error_bar
+from ..base.results import Replicated, Status, error_bar
 from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
@@ -107,11 +107,6 @@ class OneRSBPoint(Replicated):
     replicates: BrokenState
     branch: str = eqx.field(static=True)
     ground: bool = eqx.field(static=True)
-    overlaps = MeanField[OneRSBOverlaps]()
-    s = MeanField[Float[Array, ""]]()
-    train_loss = MeanField[Float[Array, ""]]()
-    elevation = MeanField[Float[Array, ""]]()
-    gen_error = MeanField[Float[Array, ""]]()
 
     @property
     def broken(self) -> Bool[Array, ""]:

@@ -20,7 +20,7 @@ from ..model.checks import needs
 from ..model.model import Model
 from ..model.overlaps import PAIR
 from ..phases.events import ALPHA_L, EVENTS, as_event, baseline_branch
-from ..phases.follow import Family
+from ..phases.family import Family
 from ..phases.locate import guess_of, root_rates, zero_path
 from ..phases.transitions import critical_alpha, linear_crossing
 from ..theory.engine import run_one

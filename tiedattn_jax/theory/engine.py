@@ -107,10 +107,10 @@ _CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor
 P = ParamSpec("P")
 T = TypeVar("T")
 # A function of a model and an alpha (None if the search needs none) that returns the path of this setting.
-Paths: TypeAlias = Callable[[Any, Any], Generator[Any, Any, T]]
+PathMaker: TypeAlias = Callable[[Any, Any], Generator[Any, Any, T]]
 
 
-def published(body: Callable[P, Paths[T]]) -> Callable[P, T]:
+def published(body: Callable[P, PathMaker[T]]) -> Callable[P, T]:
     """Publish a search as a function of a model.
 
     The body has the arguments of the public function: a `model`, for some searches an `alpha`, options, and `progress`.
@@ -126,12 +126,12 @@ def published(body: Callable[P, Paths[T]]) -> Callable[P, T]:
         path = body(*args, **options)(given["model"], given.get("alpha"))
         return run_one(path, given.get("progress"))
 
-    result = str(signature.return_annotation).removeprefix("Paths[").removesuffix("]")
+    result = str(signature.return_annotation).removeprefix("PathMaker[").removesuffix("]")
     vars(public).update(paths=body, __signature__=signature.replace(return_annotation=result))
     return public
 
 
-def with_paths(paths: Callable[..., Paths[T]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def with_paths(paths: Callable[..., PathMaker[T]]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that gives a public function the `paths` of its settings; see `published`."""
 
     def decorate(fn: Callable[P, T]) -> Callable[P, T]:

@@ -7,7 +7,7 @@ A place v is the vector (n,) of the order parameters q, V, theta and m, see `Coo
 both or none free, and sets the others to zero. Below, "the order parameter" is the one that the branch leaves free, if
 there is exactly one; if it vanishes, the branch does not exist. The averages in F are sums over nodes that stay fixed
 during a search ("frozen"); they scatter around the true averages. The domain is that of `admissible` places: q, V and
-q - theta rho^{-1} theta^T are positive definite. A lane is one search of a batch.
+q - theta rho^{-1} theta^T are positive definite.
 """
 
 from __future__ import annotations
@@ -425,8 +425,8 @@ def deflated_solve(
     """Solve ``(matrix + sum_a tau_a tau_a^T) d = b`` for d, where tau_a are the rows of `gauge`.
 
     Without the added term the matrix, I - DF, would be singular along the gauge orbit. A matrix with entries that are
-    not finite is replaced by the identity. The derivatives of a lane that failed are then finite, and cannot
-    spoil the gradient of a sum over lanes.
+    not finite is replaced by the identity. The derivatives of a search that failed are then finite, and cannot
+    spoil the gradient of a sum over searches.
 
     Args:
         matrix: I - DF.

@@ -34,10 +34,11 @@ from scipy import special
 from ..averages.moreau import ProxProblem, loss_at_nodes
 from ..averages.rules import Points, Replicate, Rule, fields, legendre, teacher_fields
 from ..base.arrays import Number, Scalar, StateArray, apply, cholesky, inverse
-from ..base.errors import InputError, require
+from ..base.errors import require
 from ..base.nodewise import nodewise
 from ..base.report import Printed
 from ..base.results import Average, error_bar
+from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import Conjugates, Overlaps, impose, residual_covariance, sentence_overlaps
 from ..model.penalties import minimiser_and_response
@@ -268,8 +269,7 @@ def gen_error_linear(model: Model, nodes: Rule) -> Average:
     Raises:
         InputError: if the model has no method `target`.
     """
-    if not model.provides("target"):
-        raise InputError("model", f"must have a method `target(Y)` for the linear baseline, got {type(model).__name__}")
+    check_provides(model, "target", "for the linear baseline")
     return _over(nodes, lambda replicate: gen_error_linear_in(model, replicate))
 
 

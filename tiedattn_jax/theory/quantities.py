@@ -6,7 +6,7 @@ Transitions, thresholds, ends of branches, best ridges and first times are `Quan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -85,12 +85,21 @@ class Quantity(Result):
 
     def __getattr__(self, name: str) -> Any:
         """Return what the record has under this name: the number, a further number or a label."""
-        fields = vars(self)
-        named = {fields.get("name"): fields.get("value"), **fields.get("further", {}), **dict(fields.get("labels", ()))}
+        named = self._named
         if name in named:
             return named[name]
-        owner = fields.get("event") or fields.get("name")
-        raise AttributeError(f"{owner} has no {name!r}; its own names are {', '.join(map(str, named))}")
+        if hasattr(type(self), name) or not named:
+            return object.__getattribute__(self, name)  # raises the error of a property, or that of Python
+        raise AttributeError(f"{self.event or self.name} has no {name!r}; its own names are {', '.join(named)}")
+
+    def __dir__(self) -> Iterable[str]:
+        return {*super().__dir__(), *self._named}
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        """The number, further numbers and labels by name; none while the record is being built."""
+        is_whole = {field.name for field in dataclasses.fields(self)} <= vars(self).keys()
+        return {self.name: self.value, **self.further, **dict(self.labels)} if is_whole else {}
 
     @classmethod
     def of(
@@ -196,7 +205,7 @@ class Quantity(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers and labels, and the `to_dict` of every state; valid JSON if all numbers are finite.
 
-        A batch has lists over its lanes.
+        A batch has lists over its entries.
         """
         if jnp.ndim(self.value):
             return joined([indexed(self, k).to_dict() for k in range(len(self.value))])

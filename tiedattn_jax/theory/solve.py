@@ -35,7 +35,7 @@ from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
 from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
-from .engine import Paths, run_one, with_paths
+from .engine import PathMaker, run_one, with_paths
 from .equations import Equations, with_tangents
 from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
 from .setting import Path, Setting, branch_start, revived
@@ -50,7 +50,7 @@ def _paths(
     *,
     start: FixedPoint | Overlaps | None = None,
     settings: Settings | None = None,
-) -> Paths[FixedPoint]:
+) -> PathMaker[FixedPoint]:
     """Return the path of `solve` at any setting."""
     _, _, branch, rule, overlaps, tolerances = _checked(model, alpha, branch, nodes, None, start, settings)
     rule = make_rule(rule, model)
@@ -80,10 +80,10 @@ def solve(
     """Solve the saddle-point equations (7)-(8) on a branch.
 
     The function works under `jit`, under `vmap` over the numbers of the model and `alpha`, and under `grad` in both
-    modes and to second order. On a CPU the lanes of a `vmap` are solved one after the other; `sweep` runs many settings
-    at once. A fit needs no ``jax.jit(jax.value_and_grad(jax.vmap(...)))``, which compiles once without and once with
-    `start`. A loop over the settings in Python, with the last states as `start`, compiles once, as on the page on
-    fitting.
+    modes and to second order. On a CPU the entries of a `vmap` are solved one after the other; `sweep` runs many
+    settings at once. A fit needs no ``jax.jit(jax.value_and_grad(jax.vmap(...)))``, which compiles once without and
+    once with `start`. A loop over the settings in Python, with the last states as `start`, compiles once, as on the
+    page on fitting.
 
     Derivatives contain the jumps of the proximal operator; `diagnostics.jump_mass` measures the jumps. At a state with
     jumps, second derivatives of order parameters are as rough as the averages. Example: the positional state at alpha =
@@ -228,9 +228,9 @@ def traced_states(
 ) -> State:
     """Return the states of all replicates in traced code: `Setting.solve_from_far` or `solve_replicates` as one loop.
 
-    The program contains one copy of the evaluation. In a batch on an accelerator all lanes wait for the slowest one in
-    every search. That costs little: at 16 alphas from .5 to 2 a batch makes 95 evaluations of the semantic branch,
-    where the slowest lane alone makes 92.
+    The program contains one copy of the evaluation. In a batch on an accelerator all entries wait for the slowest one
+    in every search. That costs little: at 16 alphas from .5 to 2 a batch makes 95 evaluations of the semantic branch,
+    where the slowest entry alone makes 92.
 
     Args:
         starts: overlaps from which the replicates start, with a leading axis. The coarse replicate uses the first.

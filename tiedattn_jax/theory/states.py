@@ -21,7 +21,6 @@ from ..base.results import (
     Average,
     Column,
     InTable,
-    MeanField,
     Replicated,
     Status,
     error_bar,
@@ -69,13 +68,9 @@ class State(Printed):
 
     def numbers(self) -> dict[str, Real[StateArray, "..."]]:
         """Return the numbers of a state by name; grids, paths, tables and reports list these."""
-        fields = ("train_loss", "gen_error", "gen_error_linear", "residual", "status")
-        return {
-            **vars(self.overlaps),
-            **{name: getattr(self, name) for name in fields},
-            **{name: getattr(self.diagnostics, name) for name in DIAGNOSTICS},
-            "train_loss_by_alpha": self.train_loss_partials[1],
-        }
+        own = {name: a for name, a in vars(self).items() if not isinstance(a, (eqx.Module, tuple))}
+        by_alpha = {"train_loss_by_alpha": self.train_loss_partials[1]}
+        return vars(self.overlaps) | own | vars(self.diagnostics) | by_alpha
 
 
 def blank_state(model: Model, *shape: int) -> State:
@@ -134,12 +129,6 @@ class FixedPoint(Replicated):
     alpha: Float[StateArray, "*batch"]
     replicates: State
     branch: str | None = eqx.field(static=True)
-    overlaps = MeanField[Overlaps]()
-    conjugates = MeanField[Conjugates]()
-    train_loss = MeanField[Array]()
-    gen_error = MeanField[Array]()
-    gen_error_linear = MeanField[Array]()
-    diagnostics = MeanField[Diagnostics]()
     q, V, theta, m = OrderNumber(), OrderNumber(), OrderNumber(), OrderNumber()
 
     @property
@@ -153,7 +142,7 @@ class FixedPoint(Replicated):
         return self._summarised(_error_bars)
 
     def _summarised(self, summary: Callable[[State], State]) -> State:
-        """Apply `summary` to the replicates, separately for every lane of a batch."""
+        """Apply `summary` to the replicates, separately for every entry of a batch."""
         for _ in range(jnp.ndim(self.alpha)):
             summary = jax.vmap(summary)
         return summary(self.replicates)
@@ -264,7 +253,7 @@ class FixedPoint(Replicated):
         """Return the setting, the numbers of the state and, in `stderr`, their error bars; JSON if they are finite.
 
         An order parameter that all tokens share up to its sign is one number, that of the first token. Other order
-        parameters are nested lists. A batch has lists over its lanes.
+        parameters are nested lists. A batch has lists over its entries.
         """
         if jnp.ndim(self.alpha):
             return joined([indexed(self, k).to_dict() for k in range(len(self.alpha))])

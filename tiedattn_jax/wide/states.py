@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from ..averages.program import program
 from ..base.errors import InputError, is_concrete, require
 from ..base.report import Description, Printed, Row, picture, rows_of
-from ..base.results import Column, InTable, MeanField, Replicated, error_bar
+from ..base.results import Column, InTable, Replicated, error_bar
 from .layer import Layer
 from .spectrum import convolution
 
@@ -114,11 +114,6 @@ class WidePoint(Replicated):
         "largest": "largest eigenvalue or singular value of S",
         "replicon": "stability, below one",
     }
-    q, m, V = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    Lam, M, N = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    offset, slack, trace = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    train_loss, gen_error, energy = MeanField[Array](), MeanField[Array](), MeanField[Array]()
-    distance, share, largest, replicon = MeanField[Array](), MeanField[Array](), MeanField[Array](), MeanField[Array]()
 
     @property
     def title(self) -> str:
