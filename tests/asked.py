@@ -439,7 +439,7 @@ WITHOUT = {
     "attention of another form, under the same functions": " ".join(
         layer.__name__ for layer in LAYERS.values() if layer is not ta.DotProduct
     ),
-    "it computes no number from a model": "InputError Status join load use_compilation_cache",
+    "it computes no number from a model": "InputError Status cite join load use_compilation_cache",
     "a wide layer has no other unit, and the twins of its state show the rest": "wide.sample_data wide.train wide.gamp "
     "wide.heldout_error wide.run_instances wide.perfect_recovery wide.ridge_recovery wide.position wide.best_ridge "
     "wide.singular_values",

@@ -40,7 +40,7 @@ def test_entries_of_a_batch_take_their_own_steps_and_are_traced_once():
         return lax.while_loop(lambda s: (s[0] > 1) & (s[1] < most), lambda s: (s[0] / 2, s[1] + 1), (x, 0))[1]
 
     def steps(x, most):
-        return jax.vmap(lambda a: averaging.lane_by_lane(halvings)(a, most))(jnp.array(x))
+        return jax.vmap(lambda a: averaging.entry_by_entry(halvings)(a, most))(jnp.array(x))
 
     np.testing.assert_array_equal(steps([1.0, 8.0], 5), [0, 3])
     once = len(traced)
@@ -56,7 +56,7 @@ def test_entry_by_entry_inside_other_transformations():
     def fn(x, tree):
         return {"sum": jnp.sum(x * tree["a"] ** 2), "both": (jnp.sin(x), x * len(tree["b"]))}
 
-    by_entry, x, tree = averaging.lane_by_lane(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
+    by_entry, x, tree = averaging.entry_by_entry(fn), jnp.arange(3.0), {"a": jnp.asarray(2.0), "b": "not an array"}
     xs = jnp.stack([x, x + 1])
 
     @partial(jax.jit, static_argnums=0)
@@ -78,7 +78,7 @@ def test_entry_by_entry_inside_other_transformations():
     np.testing.assert_allclose(over_entries, 4.0, rtol=1e-12)
 
 
-@pytest.mark.parametrize("wrap", [averaging.program, averaging.lane_by_lane])
+@pytest.mark.parametrize("wrap", [averaging.program, averaging.entry_by_entry])
 def test_a_shard_map_that_checks_axes_is_refused(wrap):
     """Loops of searches begin with values that are the same on all devices, which jax refuses in its own words."""
     mesh, axis = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",)), jax.sharding.PartitionSpec("i")
@@ -108,7 +108,7 @@ def test_what_jax_drops_is_freed():
         return x * factor
 
     reference = weakref.ref(fn)
-    np.testing.assert_array_equal(jax.vmap(lambda a: averaging.lane_by_lane(fn)(a, 2))(jnp.arange(3.0)), [0, 2, 4])
+    np.testing.assert_array_equal(jax.vmap(lambda a: averaging.entry_by_entry(fn)(a, 2))(jnp.arange(3.0)), [0, 2, 4])
     del fn
     jax.clear_caches()
     gc.collect()

@@ -17,7 +17,7 @@ KEY = jax.random.key(0)
 
 @jax.jit
 def losses_of(S, data):
-    return jax.vmap(layer().loss)(scores(data.x, S), data.scores)
+    return jax.vmap(layer().loss)(scores(layer(), (data.x, data.x), S), data.scores)
 
 
 @pytest.fixture(scope="module")

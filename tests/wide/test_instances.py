@@ -54,7 +54,7 @@ def cell(q=0.3, shift=((0.4, 0.0), (0.0, 0.0)), ok=True, encodings="long"):
     """A made-up state of two replicates, whose shift of the first score differs by a tenth around a mean."""
     model = layer(encodings=encodings, mixing=MIXING)
     H = np.array(shift)[..., None] + np.array([0.0, 0.05, -0.05]) * np.diag([1.0, 0.0])[..., None]
-    _, *both = model.coordinates(jnp.asarray(H)).T if encodings else np.zeros((3, 0))
+    _, *both = model.coordinates(jnp.asarray(H))[0].T if encodings else np.zeros((3, 0))
     blank = {field.name: np.full(2, np.nan) for field in fields(WideState)}
     status = np.full(2, 0 if ok else 4)
     numbers = blank | {"q": np.array([0.99, 1.01]) * q, "offset": np.stack(both), "status": status}

@@ -139,7 +139,7 @@ def at_top_level(*values: PyTree) -> bool:
     return is_concrete(values) and not is_tracing()
 
 
-def lane_by_lane(fn: Callable[..., Any]) -> Callable[..., Any]:
+def entry_by_entry(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with its own rule for `jax.vmap`: on a CPU one entry of a batch is computed after the other.
 
     Batched control flow makes every entry wait for the slowest one, and runs both sides of every condition. On a CPU 16

@@ -27,6 +27,9 @@ Ranges: TypeAlias = Sequence[tuple[str, Any, str]]  # names of numbers, whether 
 _MOST_NAMES = 12  # a message lists at most this many names; if there are more, it lists the closest matches
 
 
+_LONGEST = 500  # characters of a value in a message
+
+
 class InputError(ValueError):
     """An argument that cannot be used. The message names it, its value, and what to give instead.
 
@@ -46,7 +49,9 @@ class InputError(ValueError):
 def require(condition: Bool[ArrayLike, "..."], argument: str, value: Any, requirement: str) -> None:
     """Raise an `InputError`, "argument must be requirement, got argument=value", unless all of `condition` holds."""
     if not np.all(np.asarray(condition)):
-        printable = repr(value) if isinstance(value, str) else np.asarray(value).tolist()
+        printable = repr(value) if isinstance(value, str) else str(np.asarray(value).tolist())
+        if len(printable) > _LONGEST:
+            printable = f"{printable[:_LONGEST]}... of shape {np.shape(value)}"
         raise InputError(argument, f"must be {requirement}, got {argument}={printable}")
 
 

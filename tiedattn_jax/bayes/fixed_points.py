@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.program import lane_by_lane, program
+from ..averages.program import entry_by_entry, program
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule
 from ..base.arrays import definite, either, positive_definite, precise
@@ -179,7 +179,7 @@ def solve(model: Model, alpha: Any, *, nodes: AnyNodes = None, start: str | None
 
     def state(name: str) -> BayesState:
         size = jnp.asarray(STARTS[name], alpha.dtype)
-        return lane_by_lane(_bayes_states)(model, alpha, rule, size, has_closed_form(model))
+        return entry_by_entry(_bayes_states)(model, alpha, rule, size, has_closed_form(model))
 
     if start is not None:
         return BayesPoint(model, alpha, state(start), None, start)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from ..averages.program import at_top_level, lane_by_lane, program
+from ..averages.program import at_top_level, entry_by_entry, program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import StateArray, indexed, precise, repeated
@@ -276,7 +276,7 @@ def sgd(
     least = 1 if points % 2 else 2  # the number of all steps must be even
 
     def run(steps: int) -> StudentRun:
-        return lane_by_lane(_student_runs)(model, moments, numbers, rule, points, max(steps, least))
+        return entry_by_entry(_student_runs)(model, moments, numbers, rule, points, max(steps, least))
 
     first, most = (least, _MOST) if steps is None and at_top_level(model, moments, numbers) else (steps or _TRACED,) * 2
     replicates = _after(start, refined(run, first, most, progress))

@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from ..averages.program import lane_by_lane, program
+from ..averages.program import entry_by_entry, program
 from ..averages.rules import Points, Replicate, Rule, average, average_of_weighted, search_block
 from ..base.arrays import Number, StateArray, spread_to, zeros
 from ..base.derivatives import instantiated, with_tangent
@@ -233,7 +233,7 @@ def with_tangents(primals: tuple, tangents: tuple) -> State:
     """
     states, model, alpha, nodes, free = primals
     state_tangents, *setting_tangents = tangents[:3]
-    derivatives = lane_by_lane(_derivatives)(model, alpha, nodes, free, states.overlaps)
+    derivatives = entry_by_entry(_derivatives)(model, alpha, nodes, free, states.overlaps)
     direction, exists = ravel_pytree(instantiated((model, alpha), tuple(setting_tangents)))[0], states.has_state
 
     def of_states(a: Float[Array, "R ..."]) -> Float[Array, "R ..."]:

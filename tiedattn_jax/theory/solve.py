@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.lines import LineNodes
-from ..averages.program import at_top_level, lane_by_lane
+from ..averages.program import at_top_level, entry_by_entry
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Recipe, Sobol, default_recipe, make_rule
 from ..averages.rules import Replicate, Rule
 from ..base.arrays import (
@@ -147,7 +147,7 @@ def solve_checked(request: Request, progress: Progress = None) -> FixedPoint:
         free = branch_of(branch).free(primal[0])
         starts = branch_start(primal[0], branch) if start is None else start
         starts = starts if starts.m.ndim == 3 else repeated(starts, rule.replicates)
-        states = lane_by_lane(traced_states)(*primal, rule, free, settings, starts, start is None)
+        states = entry_by_entry(traced_states)(*primal, rule, free, settings, starts, start is None)
     return FixedPoint(model, alpha, with_tangents(states, model, alpha, rule, free), branch)
 
 

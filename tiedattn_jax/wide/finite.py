@@ -28,7 +28,7 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.report import Description, rows_of
-from ..base.results import Average, Result, Status, student_factor
+from ..base.results import Average, Result, Status, error_bar
 from .channel import Inside, response, score_prox, tolerance
 from .layer import Layer, require_layer
 from .states import WideNumbers, WidePoint
@@ -367,8 +367,7 @@ def _mean_loss(layer: Layer, data: WideData, S: Array, key: Array | None, blocks
         losses = jax.vmap(layer.loss)(scores(layer, data.token_pairs, S), data.scores)
     else:
         losses = _fresh_losses(layer, data, S, key, blocks)
-    scale = float(student_factor(losses.size) / np.sqrt(losses.size))
-    return Average(jnp.mean(losses), scale * jnp.std(losses, ddof=1))
+    return Average(jnp.mean(losses), error_bar(losses))
 
 
 def gamp(

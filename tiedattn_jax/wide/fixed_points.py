@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Complex, Float, Int
 
-from ..averages.program import lane_by_lane, program
+from ..averages.program import entry_by_entry, program
 from ..base.arrays import Number, either, solve as solve_entries
 from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
@@ -254,7 +254,7 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
     found = (end.length <= tol) & setting._replace(rules=end.rules).has_content
     guess = either(found, end.guess, guess)
     setting = setting._replace(points=end.points, rules=end.rules)
-    # A lane that failed has no slope.
+    # An entry of a batch that failed has no slope.
     setting = either(jnp.all(jnp.isfinite(end.guess[0])), setting, lax.stop_gradient(setting))
     u = _conjugates(end.guess[0], _score_unit(setting.layer))
     u = with_root(lambda u, setting: u - setting.map(u), u, setting, solve=_solve_map)
@@ -401,7 +401,7 @@ def solve(
     can_bind = not is_concrete(model.kappa) or float(model.kappa) < 1
 
     def answer(model: Layer, alpha: Array) -> WideState:
-        return lane_by_lane(states)(model, alpha, rule, first, can_bind)
+        return entry_by_entry(states)(model, alpha, rule, first, can_bind)
 
     with one_search(progress):
         return WidePoint(model, alpha, guarded(answer, model, alpha))
