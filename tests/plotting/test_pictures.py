@@ -432,13 +432,13 @@ SEEN = {
     "wide states": (
         lambda: wide_states().plot(), "alpha",
         {r"overlaps over $\rho$": {"$q$": ([0.1, 1], [0.5, 1]), "$m$": ([0.1, 1], [0.1, 0.55])},
-         "spectrum of $S$": {"share of the eigenvalues that are not zero": ([0.1, 1], [0.2, 1.1]),
-                             "mean eigenvalue": ([0.1, 1], [0.2, 1.1])},
+         "spectrum of $S$": {"rank of $S$ over $d$": ([0.1, 1], [0.2, 1.1]),
+                             "trace norm of $S$ over $d$": ([0.1, 1], [0.2, 1.1])},
          "errors": {r"distance to the teacher $/ \rho$": ([0.1, 1], [0.1, 0.55]), ERROR: ([0.1, 1], [0.2, 1.1])}},
     ),
     # The height of the atom at zero is in units of the panel.
     "wide spectrum": (
-        lambda: theory.spectrum_figure(wide_spectrum()), "eigenvalue of $S$",
+        lambda: theory.spectrum_figure(wide_spectrum()), "eigenvalues of $S$",
         {"density": {"density of 0.75 of all eigenvalues": (wide_spectrum().values, wide_spectrum().density),
                      "0.25 of all are zero": ([0, 0], [0, 0.25])}},
     ),

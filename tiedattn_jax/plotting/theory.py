@@ -328,7 +328,7 @@ _HIGH = 3.0  # a spike above this many times the density elsewhere is cut off
 
 
 def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
-    """Plot the density of the eigenvalues of a wide layer's trained matrix, and the share of those that are zero.
+    """Plot the density of the eigenvalues or singular values of a wide layer's trained matrix, and the share of zeros.
 
     The share is the height of the bar at zero, in units of the height of the panel. A spike of the density near zero is
     cut off, and the legend says how high it is.
@@ -339,11 +339,11 @@ def spectrum_figure(spectrum: Any, ax: Target = None, **look: Any) -> Any:
         look: options of the lines, see `style.panels`.
     """
     zeros, colour = float(spectrum.zeros), COLOURS["semantic"]
-    label = f"density of {1 - zeros:.3g} of all eigenvalues"
+    label = f"density of {1 - zeros:.3g} of all {spectrum.noun}"
     values, density = np.asarray(spectrum.values), np.asarray(spectrum.density)
     peak, body = (np.max(density[part], initial=0.0) for part in (values >= 0, values > _SPIKE * float(spectrum.edge)))
     has_spike = bool(peak > _HIGH * body > 0)
-    xlabel, ylabels = "eigenvalue of $S$", {"density": "density"}
+    xlabel, ylabels = f"{spectrum.noun} of $S$", {"density": "density"}
     with panels(3.8, 3.4, xlabel=xlabel, ylabels=ylabels, ax=ax, look=look) as (drawing, ((axis,),)):
         line(axis, values, density, colour, label + f", up to {peak:.2g}" * has_spike)
         is_free = axis.get_autoscaley_on()
@@ -376,8 +376,8 @@ def wide_figure(table: Any, ax: Target = None, **look: Any) -> Any:
         ("overlaps", "q", "$q$", OTHER, "-", rho),
         ("overlaps", "m", "$m$", COLOURS["semantic"], "-", rho),
         ("overlaps", "position", position, COLOURS["positional"], "-", rho**0.5),
-        ("spectrum", "share", "share of the eigenvalues that are not zero", spectrum, "-", 1.0),
-        ("spectrum", "trace", "mean eigenvalue", spectrum, "--", 1.0),
+        ("spectrum", "share", "rank of $S$ over $d$", spectrum, "-", 1.0),
+        ("spectrum", "trace", "trace norm of $S$ over $d$", spectrum, "--", 1.0),
         ("errors", "distance", "distance to the teacher $/ \\rho$", error, "--", rho),
         ("errors", "gen_error", ERROR, error, "-", 1.0),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -203,7 +203,7 @@ class WidePoint(Replicated):
         """
         if jnp.ndim(self.alpha):
             raise InputError("alpha", "must be one number for a spectrum, got a batch: index it first")
-        spectrum = _spectrum(self)
+        spectrum = replace(_spectrum(self), noun=self.model.LAW.NOUN)
         mass = jnp.sum(spectrum.weight) + spectrum.zeros
         if is_concrete(mass) and float(abs(mass - 1)) > _DENSE:
             text = "must have fewer separate eigenvalues for a density: `share`, `trace` and the like hold for it"
@@ -217,7 +217,7 @@ def _count_regions(table: Any) -> list[Row]:
 
 
 class WideSpectrum(Printed):
-    """Spectrum of the trained matrix S of a wide layer.
+    """Spectrum of the trained matrix S of a wide layer: of its eigenvalues, or its singular values if it is untied.
 
     Attributes:
         values: eigenvalues at the nodes of the density, (n,), increasing.
@@ -225,6 +225,7 @@ class WideSpectrum(Printed):
         weight: share of the eigenvalues that a node stands for.
         zeros: share of the eigenvalues that are zero.
         edge: largest eigenvalue.
+        noun: "eigenvalues" or "singular values".
     """
 
     values: Float[Array, " n"]
@@ -232,6 +233,7 @@ class WideSpectrum(Printed):
     weight: Float[Array, " n"]
     zeros: Float[Array, ""]
     edge: Float[Array, ""]
+    noun: str = eqx.field(static=True, default="eigenvalues")
 
     def quantile(self, level: ArrayLike) -> Float[Array, "..."]:
         """Return the eigenvalues below which shares `level` of all eigenvalues lie; zero up to `zeros`.
