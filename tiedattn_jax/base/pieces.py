@@ -6,12 +6,16 @@ process that asks. Under `jax.distributed` every process computes a share of the
 
 from __future__ import annotations
 
+import functools
 import io
+import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, as_completed
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,19 +71,21 @@ class Task(NamedTuple):
     Attributes:
         x64: whether jax computes in double precision.
         programs: folder of the compiled programs, None if they are not kept.
+        process: number of the process that asks.
     """
 
     function: Callable[..., Any]
     arguments: PyTree
     x64: bool
     programs: str | None
+    process: int
 
     @classmethod
     def of(cls, function: Callable[..., Any], arguments: tuple) -> Task:
         """Return the task with the settings of this process."""
         folder = None if Traced.folder is None else str(Traced.folder.parent)
         sent = jax.tree.map(_Sent.of, arguments)
-        return cls(function, sent, jax.config.values["jax_enable_x64"], folder)
+        return cls(function, sent, jax.config.values["jax_enable_x64"], folder, os.getpid())
 
     def run(self) -> Any:
         """Make the call."""
@@ -91,7 +97,26 @@ class Task(NamedTuple):
         def received(leaf: Any) -> Any:
             return leaf.received() if isinstance(leaf, _Sent) else leaf
 
-        return self.function(*jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent)))
+        arguments = jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent))
+        for cls in _classes(arguments) if os.getpid() != self.process else ():
+            known = functools.reduce(_attribute, cls.__qualname__.split("."), sys.modules.get(cls.__module__))
+            if known is not cls:  # an engine that sends classes by value sends those of equinox without their fields
+                text = f"must find its classes in modules: put {cls.__qualname__} of a script, a notebook or a function"
+                raise InputError("executor", f"{text} into one")
+        return self.function(*arguments)
+
+
+def _classes(tree: PyTree) -> Iterator[type]:
+    """Yield the classes of the modules in a tree, and those that its functions use."""
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, eqx.Module)):
+        if isinstance(leaf, eqx.Module):
+            yield type(leaf)
+            yield from _classes(list(vars(leaf).values()))
+        yield from (a for a in getattr(leaf, "__globals__", {}).values() if isinstance(a, type(eqx.Module)))
+
+
+def _attribute(parent: Any, name: str) -> Any:
+    return getattr(parent, name, None)
 
 
 def computed(
@@ -162,6 +187,7 @@ def answers(
         raise InputError("executor", text) from error
     except RuntimeError as error:
         raise InputError("executor", f"must take tasks, got one that does not: {error}") from error
+    any_done = False
     try:
         for future in as_completed(futures):
             problem = future.exception()
@@ -170,10 +196,19 @@ def answers(
             if problem is not None and _is_about_pickling(problem):
                 text = "must be given what can be sent to it: functions and layers at the top of a module"
                 raise InputError("executor", f"{text}, got {problem}") from problem
+            if isinstance(problem, BrokenExecutor) and not any_done and _needs_main(tasks[futures[future]]):
+                text = "must be given what its workers can import: put functions and layers of a notebook, or below"
+                raise InputError("executor", f"{text} `if __name__`, into a module, got {problem}") from problem
+            any_done = any_done or problem is None
             yield futures[future], future.result() if problem is None else problem
     finally:
         for future in futures:
             future.cancel()
+
+
+def _needs_main(task: Task) -> bool:
+    """Return whether a worker needs a function or class of the script or notebook that runs."""
+    return b"__main__" in pickle.dumps(task)
 
 
 def _is_about_pickling(error: BaseException) -> bool:
@@ -201,4 +236,17 @@ def together(exchange: Callable[[PyTree], PyTree], share: PyTree, hint: str) -> 
     try:
         return jax.tree.map(np.array, exchange(share))
     except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
-        raise RuntimeError(f"another process ended before all was done; {hint}") from error
+        raise RuntimeError(f"{_ended()} ended before all was done; {hint}") from error
+
+
+def _ended() -> str:
+    """Name the processes that have ended, as soon as the others are here, too.
+
+    Process 0 must wait for the others, because JAX ends them with it. JAX says which processes live if it can go on
+    without one.
+    """
+    ended: set[int] = set()
+    if jax.config.values["jax_enable_recoverability"]:
+        with multihost_utils.live_devices(jax.devices()) as devices:
+            ended = {*range(jax.process_count())} - {device.process_index for device in devices}
+    return " and ".join(f"process {k}" for k in sorted(ended)) or "another process"

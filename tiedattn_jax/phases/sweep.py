@@ -19,7 +19,7 @@ from jaxtyping import Float, Real
 from ..averages.recipes import SIZES, AnyNodes
 from ..base import VERSION
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, as_flag, require, require_kind, require_positive
+from ..base.errors import InputError, as_flag, is_concrete, require, require_kind, require_positive
 from ..base.files import Store, fingerprint
 from ..base.pieces import PIECES, computed, cut
 from ..base.progress import Progress, Report, reporter
@@ -108,10 +108,14 @@ def sweep(
         if executor is not None or out is not None:
             raise InputError("follow", "must be left out beside executor and out: what is followed is computed in turn")
         return followed(grid, report, **options)
+    is_traced = not is_concrete(grid.models, grid.alphas, options)
+    if is_traced and (executor is not None or out is not None):
+        argument = "out" if executor is None else "executor"
+        raise InputError(argument, "must be left out under jax.grad, which needs the states of this process")
     computation = {} if out is None else {"fingerprint": grid.fingerprint(question, options)}
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
-    if executor is None and out is None and jax.process_count() == 1:
+    if is_traced or (executor is None and out is None and jax.process_count() == 1):
         cells = cells_of(grid.run(asked.paths(grid.models, grid.alphas, options), report))
     else:
         cells = grid.in_pieces(asked, options, store, executor, report)
