@@ -99,7 +99,7 @@ class Task(NamedTuple):
 
         arguments = jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent))
         for cls in _classes(arguments) if os.getpid() != self.process else ():
-            known = functools.reduce(_attribute, cls.__qualname__.split("."), sys.modules.get(cls.__module__))
+            known: Any = functools.reduce(_attribute, cls.__qualname__.split("."), sys.modules.get(cls.__module__))
             if known is not cls:  # an engine that sends classes by value sends those of equinox without their fields
                 text = f"must find its classes in modules: put {cls.__qualname__} of a script, a notebook or a function"
                 raise InputError("executor", f"{text} into one")
@@ -121,45 +121,60 @@ def _attribute(parent: Any, name: str) -> Any:
 
 def computed(
     function: Callable[..., Any],
-    pieces: Sequence[tuple],
+    piece: Callable[[int], tuple],
+    count: int,
     store: Store,
     executor: Executor | None,
     done: Callable[[int], None],
+    here: Callable[[Sequence[int], Callable[[int, Any], None]], None] | None = None,
 ) -> list[Any]:
-    """Return what a function returns for every piece, or the exception of the worker that was lost with it.
+    """Return what a function returns for every piece, or the exception that a worker ended with instead.
 
     Args:
         function: called with the arguments of a piece.
+        piece: returns the arguments of the piece of this number.
+        count: number of pieces.
         store: keeps the results, in files "piece-00000.npz" and so on; those that it has are not computed.
         done: told the number of every piece that is done, also in another process.
+        here: computes the pieces of these numbers in this process, and tells the number and the result of each; by
+            default one after the other.
 
     Raises:
         InputError: the executor does not take tasks, or a task cannot be sent to it.
         RuntimeError: another process of `jax.distributed` ended early.
         KeyboardInterrupt: the user has interrupted the call; a note says what is kept.
     """
-    results = _finished(store)
-    for number in results:
+
+    def in_turn(numbers: Sequence[int], finish: Callable[[int, Any], None]) -> None:
+        for number in numbers:
+            finish(number, function(*piece(number)))
+
+    def finish(number: int, result: Any) -> None:
+        if not isinstance(result, BaseException):
+            store.put(f"{_PIECE}{number:05d}", {_RESULT: np.frombuffer(pack(result), np.uint8)})
+        results[number] = result
         done(number)
-    missing = [number for number in range(len(pieces)) if number not in results]
-    processes = jax.process_count() if executor is None else 1
+
+    results, processes = _finished(store), jax.process_count() if executor is None else 1
     if processes > 1:  # every process uses the pieces that process 0 has found
         results = _gathered(results, store.hint)[0]
-        missing = [number for number in range(len(pieces)) if number not in results]
+    for number in results:
+        done(number)
+    missing = [number for number in range(count) if number not in results]
     assigned = missing[jax.process_index() % processes :: processes]
     try:
-        for number, result in answers(function, pieces, assigned, executor):
-            if not isinstance(result, BaseException):
-                store.put(f"{_PIECE}{number:05d}", {_RESULT: np.frombuffer(pack(result), np.uint8)})
-            results[number] = result
-            done(number)
+        if executor is None:
+            (here or in_turn)(assigned, finish)
+        else:
+            _on(executor, function, {number: piece(number) for number in assigned}, finish)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(f"The call was interrupted; {store.hint}")
         raise
-    if processes > 1:
-        for share in _gathered(results, store.hint):
-            results |= share
-    return [results[number] for number in range(len(pieces))]
+    for share in _gathered(results, store.hint) if processes > 1 else ():
+        for number in share.keys() - results.keys():
+            results[number] = share[number]
+            done(number)
+    return [results[number] for number in range(count)]
 
 
 def _finished(store: Store) -> dict[int, Any]:
@@ -168,19 +183,16 @@ def _finished(store: Store) -> dict[int, Any]:
     return {
         int(name.removeprefix(_PIECE)): unpack(io.BytesIO(arrays[_RESULT].tobytes()), name, refusal)
         for name, arrays in store.pieces().items()
+        if name.startswith(_PIECE)
     }
 
 
-def answers(
-    function: Callable[..., Any], pieces: Sequence[tuple], numbers: Sequence[int], executor: Executor | None
-) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers of pieces with their results as they are done."""
-    if executor is None:
-        for number in numbers:
-            yield number, function(*pieces[number])
-        return
+def _on(
+    executor: Executor, function: Callable[..., Any], pieces: dict[int, tuple], finish: Callable[[int, Any], None]
+) -> None:
+    """Compute pieces, the arguments of a function by their number, on an executor."""
     try:
-        tasks = {number: Task.of(function, pieces[number]) for number in numbers}
+        tasks = {number: Task.of(function, arguments) for number, arguments in pieces.items()}
         futures: dict[Any, int] = {executor.submit(task.run): number for number, task in tasks.items()}
     except AttributeError as error:
         text = f"must be a concurrent.futures.Executor, got {type(executor).__name__} without `submit`"
@@ -200,7 +212,7 @@ def answers(
                 text = "must be given what its workers can import: put functions and layers of a notebook, or below"
                 raise InputError("executor", f"{text} `if __name__`, into a module, got {problem}") from problem
             any_done = any_done or problem is None
-            yield futures[future], future.result() if problem is None else problem
+            finish(futures[future], future.result() if problem is None else problem)
     finally:
         for future in futures:
             future.cancel()

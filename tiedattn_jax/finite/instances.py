@@ -338,7 +338,7 @@ def run_instances(
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
     rows = list[Instance]()
-    for piece in computed(_instances, pieces, store, executor, done):
+    for piece in computed(_instances, pieces.__getitem__, len(pieces), store, executor, done):
         if isinstance(piece, BaseException):
             raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {store.hint}") from piece
         rows += piece

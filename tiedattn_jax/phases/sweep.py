@@ -291,8 +291,17 @@ class Grid(NamedTuple):
         asked.paths(self.models[:1], self.alphas[:1], options)  # options are refused here, not in a worker
         report(0, len(self.models))
         arguments = [(asked, self.models[piece], self.alphas[piece], options) for piece in pieces]
+
+        def here(numbers: Sequence[int], finish: Callable[[int, Any], None]) -> None:
+            def done(place: int, answers: Any) -> None:
+                if not isinstance(answers, Failure):
+                    finish(numbers[place], answers)
+
+            run([_piece(*arguments[k]) for k in numbers], done=done)
+
         cells = list[Any]()
-        for piece, answers in zip(pieces, computed(_answers, arguments, store, executor, count), strict=True):
+        results = computed(_answers, arguments.__getitem__, len(pieces), store, executor, count, here)
+        for piece, answers in zip(pieces, results, strict=True):
             if isinstance(answers, BaseException):
                 lost = Missing(f"its worker was lost: {answers or type(answers).__name__}", int(Status.nonfinite))
                 answers = [lost] * len(self.models[piece])
@@ -322,7 +331,20 @@ class Grid(NamedTuple):
 
 def _answers(asked: Asked, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> list[Any]:
     """Return the cells of a piece of the settings."""
-    return list(cells_of(run(asked.paths(models, alphas, options), keep=True)))
+    return run_one(_piece(asked, models, alphas, options))
+
+
+def _piece(asked: Asked, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> Path:
+    """Path of a piece of the settings; returns its cells."""
+
+    def cell(path: Path) -> Path:
+        try:
+            result = yield from path
+        except Exception as error:  # of this cell alone
+            result = Failure(error)
+        return cells_of([result])[0]
+
+    return (yield [cell(path) for path in asked.paths(models, alphas, options)])
 
 
 def _check_one_kind(models: Sequence[AnyModel]) -> None:

@@ -124,7 +124,7 @@ def run_instances(
     require_takes(run, "run", ("data", "key"))
     predicted = bars = WideNumbers(*[jnp.array(jnp.nan)] * len(fields(WideNumbers)))
     branch, theory_status = "", int(Status.absent)
-    numbers = (d, float(alpha), as_flag(theory, "theory"), sentences), jax.random.key_data(keys), VERSION
+    numbers = (d, alpha, as_flag(theory, "theory"), sentences), jax.random.key_data(keys), VERSION
     store = Store(out, {"fingerprint": fingerprint(name_of(run), model, nodes, *numbers)}, "out", PIECES)
     store.open_folder(resume)
     if theory:
@@ -132,9 +132,13 @@ def run_instances(
         predicted, bars = WideNumbers.of(state.mean), WideNumbers.of(state.stderr)
         branch, theory_status = state.region, int(state.status)
     report, count = reporter(progress, "instances"), itertools.count(1)
+
+    def done(number: int) -> None:
+        report(next(count), len(keys))
+
     report(0, len(keys))
     pieces = [(model, d, alpha, run, sentences, (predicted, bars, branch), theory_status, key) for key in keys]
-    cells = computed(_instance, pieces, store, executor, lambda number: report(next(count), len(keys)))
+    cells = computed(_instance, pieces.__getitem__, len(keys), store, executor, done)
     for problem in cells:
         if isinstance(problem, BaseException):
             raise RuntimeError(f"a worker was lost: {problem or type(problem).__name__}; {store.hint}") from problem
