@@ -258,12 +258,12 @@ def test_eight_devices_give_the_same(diagram, tmp_path):
     assert_same(ta.results.PhaseDiagram.load(file), diagram[0], 1e-9)
 
 
-def joined(options=""):
+def joined(options="", arguments=""):
     """Lines that join one of two processes, whose index is the argument of the script."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    return f"{options}\njax.distributed.initialize({address!r}, 2, int(sys.argv[1]))"
+    return f"{options}\njax.distributed.initialize({address!r}, 2, int(sys.argv[1]){arguments})"
 
 
 @pytest.mark.full
@@ -279,7 +279,8 @@ def test_two_processes_give_the_same(diagram, tmp_path):
 @pytest.mark.full
 def test_one_of_two_processes_killed(diagram, model, lines, tmp_path):
     """If one of two processes is killed, the other one finishes its share and says how to go on, and that works."""
-    setup = joined('import os\njax.config.update("jax_enable_recoverability", True)')
+    options = 'import os\njax.config.update("jax_enable_recoverability", True)'
+    setup = joined(options, ", heartbeat_timeout_seconds=10")
     body = f"""
 def progress(done, total):
     if sys.argv[1] == "1" and os.path.exists({str(tmp_path / "piece-00001.npz")!r}):
@@ -288,7 +289,7 @@ go(devices=1, out={str(tmp_path)!r}, progress=progress)"""
     processes = [launch(setup, body, str(i), stderr=subprocess.PIPE) for i in range(2)]
     messages = [p.communicate(timeout=300)[1].decode() for p in processes]
     assert [p.returncode for p in processes] == [1, -signal.SIGKILL]
-    sentence = f"another process ended before all was done; finished pieces are in out='{tmp_path}'"
+    sentence = f"process 1 ended before all was done; finished pieces are in out='{tmp_path}'"
     assert messages[0].strip().endswith(f"RuntimeError: {sentence}: the same call with resume=True goes on from there")
     assert len(list(tmp_path.glob("piece-*.npz"))) == 3  # two of this process, one of the other
     calls = []
