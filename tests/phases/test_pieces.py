@@ -237,7 +237,7 @@ def pool(kind):
 if __name__ == "__main__":
     ask(pool(sys.argv[1]), Own())
 """
-IMPORT = "executor must be given what its workers can import: put functions and layers of a notebook, or below"
+IMPORT = "executor must be given what its workers can import, which have ended: put functions and layers of a notebook"
 INTO_MODULE = "executor must find its classes in modules: put Own of a script, a notebook or a function into one"
 
 
@@ -419,14 +419,17 @@ import sys
 import jax
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_enable_recoverability", True)
-jax.distributed.initialize(sys.argv[1], 3, int(sys.argv[2]), heartbeat_timeout_seconds=10)
-sys.path.insert(0, sys.argv[4])
+address, rank, killed, tests, out, *table = sys.argv[1:]
+if not table:
+    jax.distributed.initialize(address, 3, int(rank), heartbeat_timeout_seconds=10)
+sys.path.insert(0, tests)
 import tiedattn_jax as ta
 from test_pieces import PLANE, product
 def progress(done, total):
-    if sys.argv[2] == sys.argv[3] and done == 1:
+    if rank == killed and done == 1:
         os.kill(os.getpid(), 9)
-ta.sweep(product, ta.DotProduct(), alpha=1.0, out=sys.argv[5], progress=progress, **PLANE)
+found = ta.sweep(product, ta.DotProduct(), alpha=1.0, out=out, resume=bool(table), progress=progress, **PLANE)
+found.save(table[0])
 """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -434,32 +437,26 @@ ta.sweep(product, ta.DotProduct(), alpha=1.0, out=sys.argv[5], progress=progress
     tests = Path(__file__).parent
     path = os.pathsep.join([str(Path(ta.__file__).parent.parent), str(tests.parent)])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": jax.default_backend()}
-    out = tmp_path / "out"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, address, str(k), str(killed), str(tests), str(out)],
-            env=env,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for k in range(3)
-    ]
-    messages = [process.communicate(timeout=120)[1] for process in started]
+    out, table = tmp_path / "out", tmp_path / "table.npz"
+
+    def process(rank, *more):
+        command = [sys.executable, "-c", script, address, str(rank), str(killed), str(tests), str(out), *more]
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    started = [process(rank) for rank in range(3)]
+    messages = [each.communicate(timeout=120)[1] for each in started]
     assert started[killed].returncode == -signal.SIGKILL
     kept = len(list(out.glob("piece-*.npz")))
     if killed:
         assert kept == 5  # its second piece is missing
-        for process, message in zip(started, messages, strict=True):
-            if process is not started[killed]:
-                assert process.returncode and f"process {killed} ended before all was done; finished" in message
+        for rank in {0, 1, 2} - {killed}:
+            assert started[rank].returncode
+            assert f"process {killed} ended before all was done; finished" in messages[rank]
     else:
-        assert kept and all(process.returncode for process in started)
-    counts = []
-    table = ta.sweep(
-        product, ta.DotProduct(), alpha=1.0, out=out, resume=True, progress=lambda *c: counts.append(c), **PLANE
-    )
-    np.testing.assert_allclose(table.values(), SIGMAS[:, None] * LAMS, rtol=1e-12)
-    assert counts[-1] == (6, 6)
+        assert kept and all(each.returncode for each in started)
+    assert process(-1, str(table)).wait(300) == 0
+    np.testing.assert_allclose(ta.load(table).values(), SIGMAS[:, None] * LAMS, rtol=1e-12)
+    assert len(list(out.glob("piece-*.npz"))) == 6
 
 
 @pytest.mark.full

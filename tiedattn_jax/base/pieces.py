@@ -12,7 +12,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -98,7 +99,7 @@ class Task(NamedTuple):
             return leaf.received() if isinstance(leaf, _Sent) else leaf
 
         arguments = jax.tree.map(received, self.arguments, is_leaf=lambda leaf: isinstance(leaf, _Sent))
-        for cls in _classes(arguments) if os.getpid() != self.process else ():
+        for cls in _module_classes(arguments) if os.getpid() != self.process else ():
             known: Any = functools.reduce(_attribute, cls.__qualname__.split("."), sys.modules.get(cls.__module__))
             if known is not cls:  # an engine that sends classes by value sends those of equinox without their fields
                 text = f"must find its classes in modules: put {cls.__qualname__} of a script, a notebook or a function"
@@ -106,12 +107,12 @@ class Task(NamedTuple):
         return self.function(*arguments)
 
 
-def _classes(tree: PyTree) -> Iterator[type]:
+def _module_classes(tree: PyTree) -> Iterator[type]:
     """Yield the classes of the modules in a tree, and those that its functions use."""
     for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, eqx.Module)):
         if isinstance(leaf, eqx.Module):
             yield type(leaf)
-            yield from _classes(list(vars(leaf).values()))
+            yield from _module_classes(list(vars(leaf).values()))
         yield from (a for a in getattr(leaf, "__globals__", {}).values() if isinstance(a, type(eqx.Module)))
 
 
@@ -199,7 +200,6 @@ def _on(
         raise InputError("executor", text) from error
     except RuntimeError as error:
         raise InputError("executor", f"must take tasks, got one that does not: {error}") from error
-    any_done = False
     try:
         for future in as_completed(futures):
             problem = future.exception()
@@ -208,19 +208,16 @@ def _on(
             if problem is not None and _is_about_pickling(problem):
                 text = "must be given what can be sent to it: functions and layers at the top of a module"
                 raise InputError("executor", f"{text}, got {problem}") from problem
-            if isinstance(problem, BrokenExecutor) and not any_done and _needs_main(tasks[futures[future]]):
-                text = "must be given what its workers can import: put functions and layers of a notebook, or below"
-                raise InputError("executor", f"{text} `if __name__`, into a module, got {problem}") from problem
-            any_done = any_done or problem is None
+            if isinstance(problem, BrokenProcessPool) and isinstance(executor, ProcessPoolExecutor):
+                none_done = all(other.done() and other.exception() is not None for other in futures)
+                if none_done and b"__main__" in pickle.dumps(tasks[futures[future]]):
+                    text = "must be given what its workers can import, which have ended: put functions and layers of a"
+                    text += " notebook, or below `if __name__`, into a module"
+                    raise InputError("executor", f"{text}, got {problem}") from problem
             finish(futures[future], future.result() if problem is None else problem)
     finally:
         for future in futures:
             future.cancel()
-
-
-def _needs_main(task: Task) -> bool:
-    """Return whether a worker needs a function or class of the script or notebook that runs."""
-    return b"__main__" in pickle.dumps(task)
 
 
 def _is_about_pickling(error: BaseException) -> bool:
@@ -228,16 +225,7 @@ def _is_about_pickling(error: BaseException) -> bool:
 
 
 def _gathered(results: dict[int, Any], hint: str) -> list[dict[int, Any]]:
-    """Return the results that the processes of `jax.distributed` have, in their order."""
-    content = np.frombuffer(pickle.dumps(results), np.uint8)
-    (sizes,) = together(multihost_utils.process_allgather, (np.array([content.size]),), hint)
-    padded = np.pad(content, (0, int(sizes.max()) - content.size))
-    (rows,) = together(multihost_utils.process_allgather, (padded,), hint)
-    return [pickle.loads(row[: int(n)].tobytes()) for row, n in zip(rows, sizes.ravel(), strict=True)]
-
-
-def together(exchange: Callable[[PyTree], PyTree], share: PyTree, hint: str) -> PyTree:
-    """Exchange the shares of all processes; return numpy arrays.
+    """Return the results that the processes of `jax.distributed` have, in their order.
 
     Args:
         hint: what is kept, for the error.
@@ -245,10 +233,13 @@ def together(exchange: Callable[[PyTree], PyTree], share: PyTree, hint: str) -> 
     Raises:
         RuntimeError: a process has ended.
     """
+    content = np.frombuffer(pickle.dumps(results), np.uint8)
     try:
-        return jax.tree.map(np.array, exchange(share))
+        sizes = multihost_utils.process_allgather(np.array(content.size))
+        rows = multihost_utils.process_allgather(np.pad(content, (0, int(sizes.max()) - content.size)))
     except (ValueError, RuntimeError) as error:  # raised by the communication layer: gloo, NCCL
         raise RuntimeError(f"{_ended()} ended before all was done; {hint}") from error
+    return [pickle.loads(row[: int(n)].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 
 def _ended() -> str:

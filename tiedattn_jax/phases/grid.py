@@ -68,10 +68,11 @@ def phase_diagram(
     states of their neighbours and from the default starts. If that fails as well, their status says so.
 
     Under `jax.distributed` every process computes a share of the tracks, and all processes return the whole diagram. If
-    one process ends early, the others finish their shares and raise a RuntimeError; with `out`, all finished tracks are
-    kept. This requires ``jax.config.update("jax_enable_recoverability", True)`` before ``jax.distributed.initialize``.
-    Otherwise JAX aborts the other processes, without an exception, about 100 s after one has ended. JAX may abort them
-    at once if process 0 ends, which coordinates them; the finished tracks are kept in that case, too.
+    one process ends early, the others finish their shares and raise a RuntimeError that names it; with `out`, all
+    finished tracks are kept. This requires ``jax.config.update("jax_enable_recoverability", True)`` before
+    ``jax.distributed.initialize``. Otherwise JAX aborts the other processes, without an exception, when the
+    ``heartbeat_timeout_seconds`` of ``initialize`` are over, by default 100. JAX aborts them at once if process 0 ends,
+    which coordinates them; the finished tracks are kept in that case, too.
 
     Args:
         model: attention layer and data; supplies the numbers that are not axes. Or a list of models, as in `sweep`.

@@ -90,6 +90,7 @@ def sweep(
         InputError: a question, setting, option or model cannot be used, which the message explains; an event that is
             followed is a fold or does not happen at the first value; the executor does not take the pieces; `out`
             holds pieces of another call. If the question failed at all settings, its first exception.
+        RuntimeError: another process of `jax.distributed` ended early, see `phase_diagram`.
         KeyboardInterrupt: the user has interrupted the call; a note says what is kept and how to go on.
     """
     first, _ = pairs_of(model)[0]

@@ -138,14 +138,14 @@ def run_instances(
 
     report(0, len(keys))
     pieces = [(model, d, alpha, run, sentences, (predicted, bars, branch), theory_status, key) for key in keys]
-    cells = computed(_instance, pieces.__getitem__, len(keys), store, executor, done)
+    cells = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, done)
     for problem in cells:
         if isinstance(problem, BaseException):
             raise RuntimeError(f"a worker was lost: {problem or type(problem).__name__}; {store.hint}") from problem
     return Table("wide instances", ("instance",), (np.arange(float(len(cells))),), tuple(cells))
 
 
-def _instance(
+def _wide_instance(
     model: Layer,
     d: int,
     alpha: float,
