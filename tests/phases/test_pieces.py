@@ -167,6 +167,7 @@ def test_what_jax_traces_stays_in_this_process(tmp_path):
                 transform(lambda sigma, name=name, value=value: total(sigma, **{name: value}))(0.5)
 
 
+@pytest.mark.full
 def test_wings_run_on_executors(tmp_path):
     layer, keys = ta.wide.DotProduct(tau=0.3), jax.random.split(jax.random.key(0), 2)
     options = {"theory": False, "sentences": 64}
