@@ -20,8 +20,8 @@ from tiedattn_jax.base.errors import InputError
 from tiedattn_jax.base.files import Store, csv_of, fingerprint, make_folder, packed, unpacked, write_whole
 
 PIECES = {
-    "track-00000": {"q": np.linspace(0, 1, 6).reshape(2, 3), "ok": np.array([True, False])},
-    "track-00012": {"q": np.array([np.nan, -np.inf]), "n": np.int32(3)},
+    "piece-00000": {"q": np.linspace(0, 1, 6).reshape(2, 3), "ok": np.array([True, False])},
+    "piece-00012": {"q": np.array([np.nan, -np.inf]), "n": np.int32(3)},
     "retry-00001": {"empty": np.zeros((0, 4), np.float32)},
 }
 CONFIGURATION = {"rate": 0.1, "names": ["a", "b"], "runs": 2}
@@ -71,7 +71,7 @@ def test_pieces_come_back_bit_by_bit(filled):
     assert sorted(p.name for p in filled.iterdir()) == sorted(f"{name}.npz" for name in PIECES)
     (filled / "diagram.npz").write_bytes(packed({}, {"q": np.ones(3)}))
     (filled / "notes.txt").write_text("mine")
-    (filled / ".track-00001.npz.part").write_bytes(b"half a piece")
+    (filled / ".piece-00001.npz.part").write_bytes(b"half a piece")
     assert_equal_trees(grid(filled).pieces(), jax.tree.map(np.asarray, PIECES))
     with pytest.raises(InputError, match=r"out must not hold the pieces .* unless resume is asked for.* 3 of them"):
         grid(filled, resume=False)
@@ -80,7 +80,7 @@ def test_pieces_come_back_bit_by_bit(filled):
 def test_without_a_place_nothing_is_kept(tmp_path, monkeypatch, state):
     monkeypatch.chdir(tmp_path)
     store, checkpoint = grid(None, resume=False), training(None, CONFIGURATION)
-    store.put("track-00000", PIECES["track-00000"])
+    store.put("piece-00000", PIECES["piece-00000"])
     checkpoint.keep(3, state)
     assert store.pieces() == {} and checkpoint.latest(state) == (0, state) and list(tmp_path.iterdir()) == []
 
@@ -90,7 +90,7 @@ def test_what_belongs_to_another_computation_is_refused(filled, tmp_path, state)
     run, changed = tmp_path / "run", {"rate": 0.2, "names": ["a", "b"], "epochs": 3}
     training(run, CONFIGURATION).keep(1, state)
     for path, start, read, known, other, told in (
-        (filled / "track-00012.npz", "out must hold pieces of the same model only,",
+        (filled / "piece-00012.npz", "out must hold pieces of the same model only,",
          lambda mark: grid(filled, mark).pieces(), "mark", "other", "fingerprint='mark' instead of 'other'"),
         (run, "checkpoint must be of this configuration,", lambda c: training(run, c).latest(state), CONFIGURATION,
          changed, "rate=0.1 instead of 0.2, epochs=None instead of 3, runs=2 instead of None"),
@@ -149,20 +149,20 @@ def damaged(whole, place):
 
 def test_damaged_pieces_are_computed_again(filled):
     """Nothing in them is executed."""
-    path, store = filled / "track-00012.npz", grid(filled)
-    others = set(PIECES) - {"track-00012"}
+    path, store = filled / "piece-00012.npz", grid(filled)
+    others = set(PIECES) - {"piece-00012"}
     for content in damaged(path.read_bytes(), filled / "made"):
         path.write_bytes(content)
-        with pytest.warns(UserWarning, match="are computed again: track-00012.npz") as warned:
+        with pytest.warns(UserWarning, match="are computed again: piece-00012.npz") as warned:
             assert set(store.pieces()) == others
         assert "pickle" not in str(warned[0].message) and not (filled / "made").exists()
-    store.put("track-00012", PIECES["track-00012"])
+    store.put("piece-00012", PIECES["piece-00012"])
     assert set(store.pieces()) == set(PIECES)
 
 
 def test_a_flipped_bit_changes_no_number(filled):
     """Wherever a bit is flipped, in the arrays or in the tables of the zip file: it is found, or it changes nothing."""
-    path, store, rng = filled / "track-00012.npz", grid(filled), random.Random(1)
+    path, store, rng = filled / "piece-00012.npz", grid(filled), random.Random(1)
     whole, pieces, found = path.read_bytes(), store.pieces(), 0
     for _ in range(100):
         content = bytearray(whole)
@@ -177,10 +177,10 @@ def test_a_flipped_bit_changes_no_number(filled):
 
 def test_a_copy_of_a_piece_is_refused(filled):
     """A piece says which one it is: under another name, and under a foreign one, it is not believed."""
-    for name in ("track-00007", "track-notes", "retry-00012"):
+    for name in ("piece-00007", "piece-notes", "retry-00012"):
         copy = filled / f"{name}.npz"
-        copy.write_bytes((filled / "track-00012.npz").read_bytes())
-        message = f"out must hold every piece under its own name, got .* with track-00012 in {name}.npz: delete this"
+        copy.write_bytes((filled / "piece-00012.npz").read_bytes())
+        message = f"out must hold every piece under its own name, got .* with piece-00012 in {name}.npz: delete this"
         with pytest.raises(InputError, match=message):
             grid(filled).pieces()
         copy.unlink()
@@ -198,8 +198,8 @@ def test_a_file_is_whole_or_the_old_one(filled, monkeypatch, step, failure):
 
     monkeypatch.setattr(f"tiedattn_jax.base.files.os.{step}", fails)
     with pytest.raises(type(failure)) as raised:
-        grid(filled).put("track-00012", {"q": np.ones(2)})
-    assert isinstance(failure, KeyboardInterrupt) or raised.value.filename == str(filled / "track-00012.npz")
+        grid(filled).put("piece-00012", {"q": np.ones(2)})
+    assert isinstance(failure, KeyboardInterrupt) or raised.value.filename == str(filled / "piece-00012.npz")
     assert {path.name: path.read_bytes() for path in filled.iterdir()} == before
 
 

@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -151,6 +154,141 @@ def test_a_diagram_on_an_executor(theory, model, rule, tmp_path):
     np.testing.assert_array_equal(here.positional.train_loss[:, 0], [1.1, 1.2])
 
 
+def test_what_jax_traces_stays_in_this_process(tmp_path):
+    """Pieces are numbers; without an executor the states have derivatives."""
+
+    def total(sigma, **options):
+        layer = eqx.tree_at(lambda m: m.sigma, ta.DotProduct(), sigma)
+        return sum(cell.value for cell in ta.sweep(sigma_of, layer, lam=LAMS, **options).cells)
+
+    for name, value in {"executor": Here(), "out": tmp_path}.items():
+        for transform, text in ((jax.jit, "must have concrete numbers"), (jax.grad, f"{name} must be left out under")):
+            with pytest.raises(ta.InputError, match=text):
+                transform(lambda sigma, name=name, value=value: total(sigma, **{name: value}))(0.5)
+
+
+@pytest.mark.full
+def test_wings_run_on_executors(tmp_path):
+    layer, keys = ta.wide.DotProduct(tau=0.3), jax.random.split(jax.random.key(0), 2)
+    options = {"theory": False, "sentences": 64}
+    here, there = (
+        ta.wide.run_instances(layer, 6, 1.0, two_steps, keys, **options, executor=executor)
+        for executor in (None, Here())
+    )
+    assert here == there and np.ptp(here.values("q")) > 0
+    counts = []
+    for resume, executor in ((False, Here()), (True, Here(1))):
+        kept = ta.wide.run_instances(
+            layer, 6, 1.0, two_steps, keys, **options, out=tmp_path, resume=resume, executor=executor,
+            progress=lambda *c: counts.append(c),
+        )  # fmt: skip
+        np.testing.assert_array_equal(kept.values("q"), here.values("q"))
+    assert counts == 2 * [(k, 2) for k in range(3)]
+    with pytest.raises(ta.InputError, match="out must hold pieces of the same question"):
+        ta.wide.run_instances(layer, 7, 1.0, two_steps, keys, **options, out=tmp_path, resume=True)
+
+
+def two_steps(data, key):
+    return ta.wide.train(ta.wide.DotProduct(tau=0.3), data, steps=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("question", ["wide", "bayes"])
+def test_questions_of_the_wings_in_processes(processes, question):
+    layer = {"wide": ta.wide.DotProduct(tau=0.2), "bayes": ta.DotProduct()}[question]
+    solve = getattr(ta, question).solve
+    table = ta.sweep(solve, layer, alpha=[0.4, 1.0], executor=processes)
+    assert table.found.all() and not table.failures
+    np.testing.assert_allclose(table.values("q")[1], np.squeeze(solve(layer, 1.0).q), rtol=1e-9)
+
+
+OWN = """
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import equinox as eqx
+import jax
+import tiedattn_jax as ta
+
+class Own(ta.AttentionLayer):
+    def attention(self, fields):
+        return jax.nn.sigmoid(fields @ fields.T)
+
+class Answer(eqx.Module):
+    model: Own
+    def numbers(self):
+        return {"value": (self.model.sigma, None)}
+
+def ask(executor, layer):
+    table = ta.sweep(Answer, layer, sigma=[0.25, 0.5], executor=executor)
+    assert all(type(cell) is Answer and type(cell.model) is type(layer) for cell in table.cells)
+    print(table.values("value").tolist(), file=sys.stderr)
+
+def pool(kind):
+    if kind == "spawn":
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    if kind == "loky":
+        import loky
+        return loky.get_reusable_executor(1)
+    import distributed
+    cluster = distributed.LocalCluster(1, threads_per_worker=1, dashboard_address=None)
+    return distributed.Client(cluster).get_executor()
+
+if __name__ == "__main__":
+    ask(pool(sys.argv[1]), Own())
+"""
+IMPORT = "executor must be given what its workers can import, which have ended: put functions and layers of a notebook"
+INTO_MODULE = "executor must find its classes in modules: put Own of a script, a notebook or a function into one"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "is_script", "answer"),
+    [
+        ("spawn", True, "[0.25, 0.5]"),
+        ("spawn", False, IMPORT),
+        ("loky", True, INTO_MODULE),
+        ("loky", False, INTO_MODULE),
+        ("distributed", True, INTO_MODULE),
+    ],
+)
+def test_classes_of_a_script_and_of_a_notebook(tmp_path, kind, is_script, answer):
+    """Spawned processes import the script; a notebook has none, as a command line has none. Classes by value fail."""
+    if kind != "spawn":
+        pytest.importorskip(kind, reason=f"{kind} is not installed")
+    (tmp_path / "own.py").write_text(OWN)
+    command = [sys.executable, *([str(tmp_path / "own.py")] if is_script else ["-c", OWN]), kind]
+    env = {**os.environ, "PYTHONPATH": str(Path(ta.__file__).parent.parent), "JAX_PLATFORMS": jax.default_backend()}
+    ended = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert answer in ended.stderr and (ended.returncode == 0) == (answer[0] == "[")
+
+
+@pytest.mark.full
+def test_an_interrupt_ends_in_seconds_and_says_what_is_kept(tmp_path):
+    script = f"""
+import sys, time
+import tiedattn_jax as ta
+def slow(model):
+    time.sleep(1.0)
+    return model.sigma
+ta.sweep(slow, ta.DotProduct(), sigma=[k / 100 for k in range(1, 61)], out={str(tmp_path)!r}, progress=print)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(ta.__file__).parent.parent), "JAX_PLATFORMS": jax.default_backend()}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.PIPE, text=True)
+    for _ in range(1000):
+        if list(tmp_path.glob("piece-*.npz")):
+            break
+        time.sleep(0.1)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert message.strip().endswith(f"finished pieces are in out='{tmp_path}': the same call with resume=True goes on "
+                                    "from there")  # fmt: skip
+    assert 0 < len(list(tmp_path.glob("piece-*.npz"))) < 60
+
+
 # Parts
 
 
@@ -168,9 +306,18 @@ def test_parts_of_a_table_are_joined(tmp_path):
     ])  # fmt: skip
     assert holes.found.tolist() == [[True, False], [False, True]] and "no part has" in holes.reason[0, 1]
     xarray = pytest.importorskip("xarray")
-    apart = [ta.sweep(product, model, sigma=s, lam=LAMS, alpha=1.0).to_xarray() for s in (SIGMAS[:2], SIGMAS[2:])]
-    combined = xarray.combine_by_coords(apart)
-    np.testing.assert_array_equal(combined["value"], joined.values())
+    apart = [ta.sweep(product, model, sigma=s, lam=LAMS, alpha=1.0) for s in (SIGMAS[:2], SIGMAS[2:])]
+    assert_combine(xarray, apart, tmp_path)
+
+
+def assert_combine(xarray, apart, folder):
+    """Check that xarray combines parts to what `join` returns, also parts that were read from files."""
+    for k, part in enumerate(apart):
+        part.save(folder / f"{k}.npz")
+    read = [ta.load(folder / f"{k}.npz") for k in range(len(apart))]
+    for parts in (apart, read):
+        combined = xarray.combine_by_coords([part.to_xarray() for part in parts], combine_attrs="identical")
+        xarray.testing.assert_identical(combined, ta.join(parts).to_xarray())
 
 
 def test_a_result_fills_what_another_part_lacks():
@@ -191,7 +338,7 @@ def test_events_keep_their_slopes(theory, model, rule):
     assert joined.exact.all()
 
 
-def test_parts_of_a_diagram_are_joined(theory, model, rule):
+def test_parts_of_a_diagram_are_joined(theory, model, rule, tmp_path):
     theory(Toy({"positional": lambda m, a: 1 + m.omega + 0 * a, "semantic": lambda m, a: 2.0 - a}))
     alphas, omegas = [0.5, 1.0, 2.0], np.array([0.1, 0.2, 0.3])
     whole = ta.phase_diagram(model, alpha=alphas, omega=omegas, nodes=rule)
@@ -200,6 +347,8 @@ def test_parts_of_a_diagram_are_joined(theory, model, rule):
     np.testing.assert_array_equal(joined.region, whole.region)
     np.testing.assert_allclose(joined.alpha_c().alpha, whole.alpha_c().alpha)
     np.testing.assert_array_equal(joined.semantic.model.omega, whole.semantic.model.omega)
+    apart = [parts[0], ta.phase_diagram(model, alpha=alphas, omega=omegas[2:], nodes=rule)]
+    assert_combine(pytest.importorskip("xarray"), apart, tmp_path)
     quarter = ta.phase_diagram(model, alpha=alphas[:2], omega=omegas[:2], nodes=rule)
     rest = ta.phase_diagram(model, alpha=alphas[1:], omega=omegas[1:], nodes=rule)
     holes = ta.join([quarter, rest])
@@ -259,6 +408,56 @@ table.save(sys.argv[5] + "/" + sys.argv[3] + ".npz")
     assert [process.wait(300) for process in started] == [0] * count
     for k in range(count):
         np.testing.assert_allclose(ta.load(tmp_path / f"{k}.npz").values(), SIGMAS[:, None] * LAMS, rtol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_of_three_processes_of_jax_is_killed(tmp_path, killed):
+    """The others finish their pieces and name it; if it is process 0, jax ends them. The folder has what was done."""
+    script = """
+import os
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_enable_recoverability", True)
+address, rank, killed, tests, out, *table = sys.argv[1:]
+if not table:
+    jax.distributed.initialize(address, 3, int(rank), heartbeat_timeout_seconds=10)
+sys.path.insert(0, tests)
+import tiedattn_jax as ta
+from test_pieces import PLANE, product
+def progress(done, total):
+    if rank == killed and done == 1:
+        os.kill(os.getpid(), 9)
+found = ta.sweep(product, ta.DotProduct(), alpha=1.0, out=out, resume=bool(table), progress=progress, **PLANE)
+found.save(table[0])
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(Path(ta.__file__).parent.parent), str(tests.parent)])
+    env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": jax.default_backend()}
+    out, table = tmp_path / "out", tmp_path / "table.npz"
+
+    def process(rank, *more):
+        command = [sys.executable, "-c", script, address, str(rank), str(killed), str(tests), str(out), *more]
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+    started = [process(rank) for rank in range(3)]
+    messages = [each.communicate(timeout=120)[1] for each in started]
+    assert started[killed].returncode == -signal.SIGKILL
+    kept = len(list(out.glob("piece-*.npz")))
+    if killed:
+        assert kept == 5  # its second piece is missing
+        for rank in {0, 1, 2} - {killed}:
+            assert started[rank].returncode
+            assert f"process {killed} ended before all was done; finished" in messages[rank]
+    else:
+        assert kept and all(each.returncode for each in started)
+    process(-1, str(table)).communicate(timeout=300)
+    np.testing.assert_allclose(ta.load(table).values(), SIGMAS[:, None] * LAMS, rtol=1e-12)
+    assert len(list(out.glob("piece-*.npz"))) == 6
 
 
 @pytest.mark.full

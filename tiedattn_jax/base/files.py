@@ -34,7 +34,7 @@ from .arrays import AnyArray
 from .errors import InputError, as_flag, require_kind
 
 _ABOUT = "about"  # name of the JSON among the arrays
-_KINDS = ("track", "retry", "piece")  # kinds of pieces, which begin the file names: a folder may hold other files
+_KINDS = ("piece", "retry")  # kinds of pieces, which begin the file names: a folder may hold other files
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -331,7 +331,9 @@ def run_instances(
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
     rows = list[Instance]()
-    for piece in computed(_instances, pieces, store, executor, lambda k: count(len(pieces[k][-1]))):
+    for piece in computed(
+        _instances, pieces.__getitem__, len(pieces), store, executor, lambda k: count(len(pieces[k][-1]))
+    ):
         if isinstance(piece, BaseException):
             raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {store.hint}") from piece
         rows += piece

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float, Real, Shaped
 
 from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
@@ -21,8 +20,8 @@ from ..base import VERSION
 from ..base.arrays import AnyArray, GivenArray, indexed, stacked
 from ..base.errors import require, require_count
 from ..base.files import Store, fingerprint, named
-from ..base.pieces import answers, together
-from ..base.progress import Progress, Report, counter, reporter
+from ..base.pieces import computed
+from ..base.progress import Progress, Report, reporter
 from ..base.results import Settings, Status, has_state, quorum
 from ..model.model import Model, identity
 from ..model.overlaps import PAIR, Overlaps
@@ -30,7 +29,7 @@ from ..model.parameters import MODELS, Axis
 from ..theory import engine
 from ..theory.paths import Failure, Path
 from ..theory.setting import Setting
-from ..theory.states import FixedPoint, State, blank_state
+from ..theory.states import FixedPoint, State
 from .diagram import PhaseDiagram
 from .events import EVENTS
 from .family import Family, prepared
@@ -70,10 +69,11 @@ def phase_diagram(
     states of their neighbours and from the default starts. If that fails as well, their status says so.
 
     Under `jax.distributed` every process computes a share of the tracks, and all processes return the whole diagram. If
-    one process ends early, the others finish their shares and raise a RuntimeError; with `out`, all finished tracks are
-    kept. This requires ``jax.config.update("jax_enable_recoverability", True)`` before ``jax.distributed.initialize``.
-    Otherwise JAX aborts the other processes, without an exception, about 100 s after one has ended. JAX may abort them
-    at once if process 0 ends, which coordinates them; the finished tracks are kept in that case, too.
+    one process ends early, the others finish their shares and raise a RuntimeError that names it; with `out`, all
+    finished tracks are kept. This requires ``jax.config.update("jax_enable_recoverability", True)`` before
+    ``jax.distributed.initialize``. Otherwise JAX aborts the other processes, without an exception, when the
+    ``heartbeat_timeout_seconds`` of ``initialize`` are over, by default 100. JAX aborts them at once if process 0 ends,
+    which coordinates them; the finished tracks are kept in that case, too.
 
     Args:
         model: attention layer and data; supplies the numbers that are not axes. Or a list of models, as in `sweep`.
@@ -114,12 +114,12 @@ def phase_diagram(
     store = Store(out, {"fingerprint": digest}, "out", requirement)
     store.open_folder(resume)
     report = reporter(progress, "states")
+    states = grid.solve(engine, store, report, executor, given)
     try:
-        states = grid.solve(engine, store, report, executor, given)
         (states,) = engine.run([grid.retry(states, store, report)])
         crossings = engine.run([grid.crossings(states)])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"phase_diagram was interrupted; {store.hint}")
+        interrupt.add_note(f"The call was interrupted; {store.hint}")
         raise
     alphas: Any = grid.alphas
     positional, semantic = (
@@ -201,11 +201,6 @@ class _Tracks(NamedTuple):
         """Order in which a track visits its cells: downwards in alpha, upwards in any other parameter."""
         return slice(None, None, -1 if self.columns.parameter.name == "alpha" else 1)
 
-    @property
-    def blank(self) -> State:
-        """A track of zeros, (columns, R, ...)."""
-        return blank_state(self.at(0, 0)[0], self.alphas.shape[1], self.nodes.replicates)
-
     def solve(
         self, engine: _Engine, store: Store, progress: Report, executor: Executor | None, given: AnyNodes
     ) -> State:
@@ -216,66 +211,47 @@ class _Tracks(NamedTuple):
             given: averages as the caller gave them, which are smaller than their nodes.
         """
         rows, width = self.alphas.shape
-        total, rank = rows * len(PAIR), jax.process_index() if executor is None else 0
-        processes = jax.process_count() if executor is None else 1
-        finished = {int(k.removeprefix(_TRACK)): a for k, a in self.pieces(store).items() if k.startswith(_TRACK)}
-        if processes > 1:  # every process uses the tracks in the folder of process 0
-            known = np.isin(np.arange(total), list(finished))
-            share = known, self.stacked(finished, total)
-            known, tracks = together(multihost_utils.broadcast_one_to_all, share, store.hint)
-            finished = {int(k): indexed(tracks, k) for k in np.flatnonzero(known)}
-        unsolved = [number for number in range(total) if number not in finished]
-        assigned = unsolved[rank::processes]
-        count = counter(progress, total * width, len(finished) * width)
+        places = [(k % len(PAIR), k // len(PAIR)) for k in range(rows * len(PAIR))]
+        cells = np.zeros(len(places), int)
 
-        def store_track(index: int, track: State | Failure) -> None:
-            if isinstance(track, Failure):
-                return
-            store.put(f"{_TRACK}{assigned[index]:05d}", named(track))
-            finished[assigned[index]] = track
+        def report(number: int, count: int = width) -> None:
+            if count > cells[number]:
+                cells[number] = count
+                progress(int(cells.sum()), cells.size * width)
 
-        first_overlaps = engine.run([self.first_cells(branch) for branch in range(len(PAIR))]) if assigned else []
-        names = [self.name_of(k % len(PAIR), k // len(PAIR)) for k in assigned]
-        if executor is None:
-            done = partial(count, processes)  # with a cell
-            paths = (self.track(k % len(PAIR), k // len(PAIR), first_overlaps[k % len(PAIR)], done) for k in assigned)
-            engine.run(paths, done=store_track, names=names)
-        else:
-            failed = dict[int, BaseException]()
-            sent = [self.piece(k % len(PAIR), k // len(PAIR), first_overlaps, given) for k in assigned]
-            for index, track in answers(_solved_track, sent, range(len(sent)), executor):
-                if isinstance(track, BaseException):
-                    failed[index] = track
-                    continue
-                store_track(index, track)
-                count(width)
-            for index, error in failed.items():
-                error.add_note(f"This happened at {names[index]}.")
-                raise error
-        tracks = self.stacked(finished, total)
-        if processes > 1:
-            shares = together(multihost_utils.process_allgather, tracks, store.hint)
-            owner = np.zeros(total, int)
-            owner[unsolved] = np.arange(len(unsolved)) % processes
-            tracks = indexed(shares, (owner, np.arange(total)))
+        @functools.cache
+        def first_cells() -> list[list[Overlaps]]:
+            return engine.run([self.first_cells(branch) for branch in range(len(PAIR))])
+
+        def here(numbers: Sequence[int], finish: Callable[[int, Any], None]) -> None:
+            def done(place: int, track: State | Failure) -> None:
+                if not isinstance(track, Failure):
+                    finish(numbers[place], track)
+
+            first = first_cells() if numbers else []
+            tracks = (self.track(*places[k], first[places[k][0]], functools.partial(report, k)) for k in numbers)
+            engine.run(tracks, done=done, names=[self.name_of(*places[k]) for k in numbers])
+
+        progress(0, cells.size * width)
+
+        def piece(number: int) -> tuple:
+            return self.piece(*places[number], first_cells(), given)
+
+        tracks = computed(_solved_track, piece, len(places), store, executor, report, here)
+        for place, track in zip(places, tracks, strict=True):
+            if isinstance(track, BaseException):
+                track.add_note(f"This happened at {self.name_of(*place)}.")
+                raise track
         shape = rows, len(PAIR)
-        return jax.tree.map(lambda a: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order], tracks)
+        return jax.tree.map(
+            lambda a: np.swapaxes(a.reshape(*shape, *a.shape[1:]), 0, 1)[:, :, self.order], stacked(tracks)
+        )
 
     def piece(self, branch: int, row: int, first_overlaps: list[list[Overlaps]], given: AnyNodes) -> tuple:
         """Return the arguments of `_solved_track`."""
         models, alphas = indexed((self.models, self.alphas), slice(row, row + 1))
         columns = Axis(self.columns.name, self.columns.values)
         return models, alphas, columns, given, self.settings, branch, first_overlaps[branch][row]
-
-    def stacked(self, tracks: dict[int, State], total: int) -> State:
-        """Return all tracks, (tracks, columns, R, ...); those that this process lacks are blank."""
-        blank = self.blank if len(tracks) < total else None
-        return stacked([tracks.get(k, blank) for k in range(total)])
-
-    def pieces(self, store: Store) -> dict[str, State]:
-        """Return the finished tracks and attempts in the store by name."""
-        names, structure = list(named(self.blank)), jax.tree.structure(self.blank)
-        return {k: jax.tree.unflatten(structure, [a[name] for name in names]) for k, a in store.pieces().items()}
 
     def at(self, row: int, column: int) -> tuple[Model, Float[np.ndarray, ""]]:
         """Return model and alpha of a cell; `column` counts in the order in which a track runs."""
@@ -301,8 +277,12 @@ class _Tracks(NamedTuple):
             first_overlaps.append(state.overlaps if state.status == Status.absent else x)
         return first_overlaps
 
-    def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[], None]) -> Path:
-        """Path that follows a branch along a row; returns the states of the cells, arrays (columns, R, ...)."""
+    def track(self, branch: int, row: int, first_overlaps: list[Overlaps], cell_done: Callable[[int], Any]) -> Path:
+        """Path that follows a branch along a row; returns the states of the cells, arrays (columns, R, ...).
+
+        Args:
+            cell_done: told after every cell how many are done.
+        """
         first_model = self.at(row, 0)[0]
         follower = Follower(self.nodes, self.settings, pair_free(first_model)[branch], pair_start(first_model)[branch])
         values = self.columns.values[self.order]
@@ -310,7 +290,7 @@ class _Tracks(NamedTuple):
         for column, value in enumerate(values):
             warm, state = yield from follower.advance(*self.at(row, column), value, warm)
             cells.append(state)
-            cell_done()
+            cell_done(len(cells))
         return stacked(cells)
 
     def retry(self, cells: State, store: Store, progress: Report) -> Path:
@@ -322,7 +302,12 @@ class _Tracks(NamedTuple):
         Args:
             cells: states of all cells, arrays (branch, rows, columns, R, ...), which the path changes and returns.
         """
-        cells, attempts = jax.tree.map(np.array, cells), self.pieces(store)
+        cells, names, structure = jax.tree.map(np.array, cells), list(named(cells)), jax.tree.structure(cells)
+        attempts = {
+            k: jax.tree.unflatten(structure, [a[name] for name in names])
+            for k, a in store.pieces().items()
+            if k.startswith(_RETRY)
+        }
         tried: set[tuple[CellIndex, CellIndex | None]] = set()
         done = total = cells.status[..., 0].size
 
@@ -404,7 +389,7 @@ class _Tracks(NamedTuple):
         return (yield from zero_path(EVENTS["alpha_c"], family, bracket=(low, high), starts=starts))
 
 
-_TRACK, _RETRY = "track-", "retry-"
+_RETRY = "retry-"
 
 
 def _solved_track(
@@ -419,8 +404,8 @@ def _solved_track(
     """Return the states of a track, whose cells have models with leaves (1, columns, ...), in a worker."""
     model = indexed(models, (0, 0))
     rule = make_rule(nodes, model, default_recipe(model, SIZES["grid"]))
-    path = _Tracks(models, alphas, columns, rule, settings).track(branch, 0, [first_overlaps], lambda: None)
-    return jax.tree.map(np.asarray, engine.run_one(path))
+    path = _Tracks(models, alphas, columns, rule, settings).track(branch, 0, [first_overlaps], lambda count: None)
+    return engine.run_one(path)
 
 
 def _exists(states: State) -> Bool[np.ndarray, "..."]:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Real
 from ..averages.recipes import SIZES, AnyNodes
 from ..base import VERSION
 from ..base.arrays import GivenArray
-from ..base.errors import InputError, as_flag, require, require_kind, require_positive
+from ..base.errors import InputError, as_flag, is_concrete, require, require_kind, require_positive
 from ..base.files import Store, fingerprint
 from ..base.pieces import PIECES, computed, cut
 from ..base.progress import Progress, Report, counter, reporter
@@ -91,6 +91,7 @@ def sweep(
         InputError: a question, setting, option or model cannot be used, which the message explains; an event that is
             followed is a fold or does not happen at the first value; the executor does not take the pieces; `out`
             holds pieces of another call. If the question failed at all settings, its first exception.
+        RuntimeError: another process of `jax.distributed` ended early, see `phase_diagram`.
         KeyboardInterrupt: the user has interrupted the call; a note says what is kept and how to go on.
     """
     first, _ = pairs_of(model)[0]
@@ -109,10 +110,14 @@ def sweep(
         if executor is not None or out is not None:
             raise InputError("follow", "must be left out beside executor and out: what is followed is computed in turn")
         return followed(grid, report, **options)
+    is_traced = not is_concrete(grid.models, grid.alphas, options)
+    if is_traced and (executor is not None or out is not None):
+        argument = "out" if executor is None else "executor"
+        raise InputError(argument, "must be left out under jax.grad, which needs the states of this process")
     computation = {} if out is None else {"fingerprint": grid.fingerprint(question, options)}
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
-    if executor is None and out is None and jax.process_count() == 1:
+    if is_traced or (executor is None and out is None and jax.process_count() == 1):
         cells = cells_of(grid.run(asked.paths(grid.models, grid.alphas, options), report))
     else:
         cells = grid.in_pieces(asked, options, store, executor, report)
@@ -273,8 +278,18 @@ class Grid(NamedTuple):
         asked.paths(self.models[:1], self.alphas[:1], options)  # options are refused here, not in a worker
         pieces, count = cut(len(self.models)), counter(report, len(self.models))
         arguments = [(asked, self.models[piece], self.alphas[piece], options) for piece in pieces]
-        results = computed(_answers, arguments, store, executor, lambda k: count(len(self.models[pieces[k]])))
+
+        def here(numbers: Sequence[int], finish: Callable[[int, Any], None]) -> None:
+            def done(place: int, answers: Any) -> None:
+                if not isinstance(answers, Failure):
+                    finish(numbers[place], answers)
+
+            run([_piece(*arguments[k]) for k in numbers], done=done)
+
         cells = list[Any]()
+        sizes = [len(self.models[piece]) for piece in pieces]
+        place = arguments.__getitem__
+        results = computed(_answers, place, len(pieces), store, executor, lambda k: count(sizes[k]), here)
         for piece, answers in zip(pieces, results, strict=True):
             if isinstance(answers, BaseException):
                 lost = Missing(f"its worker was lost: {answers or type(answers).__name__}", int(Status.nonfinite))
@@ -305,7 +320,20 @@ class Grid(NamedTuple):
 
 def _answers(asked: Asked, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> list[Any]:
     """Return the cells of a piece of the settings."""
-    return list(cells_of(run(asked.paths(models, alphas, options), keep=True)))
+    return run_one(_piece(asked, models, alphas, options))
+
+
+def _piece(asked: Asked, models: Sequence[AnyModel], alphas: Sequence[Any], options: dict[str, Any]) -> Path:
+    """Path of a piece of the settings; returns its cells."""
+
+    def cell(path: Path) -> Path:
+        try:
+            result = yield from path
+        except Exception as error:  # of this cell alone
+            result = Failure(error)
+        return cells_of([result])[0]
+
+    return (yield [cell(path) for path in asked.paths(models, alphas, options)])
 
 
 def _check_one_kind(models: Sequence[AnyModel]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,10 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray
 
+from ..base import VERSION
 from ..base.errors import as_flag, require_keys, require_kind, require_takes
+from ..base.files import Store, fingerprint
+from ..base.pieces import PIECES, computed
 from ..base.progress import Progress, reporter
 from ..base.report import Description, with_error
 from ..base.results import Column, InTable, Status, error_bar
+from ..base.saved import name_of
 from ..phases.cells import beside_theory, numbers_beside_theory
 from ..phases.table import Table
 from .finite import WideData, WideTraining, heldout_error, sample_data
@@ -88,6 +95,9 @@ def run_instances(
     nodes: Any = None,
     theory: bool = True,
     sentences: int = 50_000,
+    executor: Executor | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
     progress: Progress = None,
 ) -> Table:
     """Train on instances of a wide layer, beside the theory.
@@ -103,28 +113,52 @@ def run_instances(
         nodes: as in `solve`.
         theory: whether to solve the theory.
         sentences: number of fresh sentences for the test error of every instance.
+        executor, out, resume: as in `sweep`; a piece is an instance. `out` identifies `run` by its name.
 
     Raises:
         InputError: an argument is out of range, or `run` returns something else.
+        RuntimeError: a worker of the executor was lost.
     """
     keys = require_keys(keys)
     require_takes(run, "run", ("data", "key"))
     predicted = bars = WideNumbers(*[jnp.array(jnp.nan)] * len(fields(WideNumbers)))
     branch, theory_status = "", int(Status.absent)
-    if as_flag(theory, "theory"):
+    numbers = (d, alpha, as_flag(theory, "theory"), sentences), jax.random.key_data(keys), VERSION
+    store = Store(out, {"fingerprint": fingerprint(name_of(run), model, nodes, *numbers)}, "out", PIECES)
+    store.open_folder(resume)
+    if theory:
         state = solve(at_dimension(model, d), alpha, nodes=nodes)
         predicted, bars = WideNumbers.of(state.mean), WideNumbers.of(state.stderr)
         branch, theory_status = state.region, int(state.status)
-    cells, report = [], reporter(progress, "instances")
+    report, count = reporter(progress, "instances"), itertools.count(1)
+
+    def done(number: int) -> None:
+        report(next(count), len(keys))
+
     report(0, len(keys))
-    for key in keys:
-        key_data, key_run, key_test = jax.random.split(key, 3)
-        data = sample_data(model, d, alpha, key_data)
-        result = run(data, key_run)
-        require_kind(result, "run", WideTraining, "a function that returns a result of train or gamp")
-        error = heldout_error(model, data, result.S, key_test, sentences=sentences)
-        simulation = WideNumbers.of(result, gen_error=error.value)
-        status, iterations = int(result.status), int(result.iterations)
-        cells.append(WideInstance(simulation, predicted, bars, branch, status, theory_status, iterations))
-        report(len(cells), len(keys))
+    pieces = [(model, d, alpha, run, sentences, (predicted, bars, branch), theory_status, key) for key in keys]
+    cells = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, done)
+    for problem in cells:
+        if isinstance(problem, BaseException):
+            raise RuntimeError(f"a worker was lost: {problem or type(problem).__name__}; {store.hint}") from problem
     return Table("wide instances", ("instance",), (np.arange(float(len(cells))),), tuple(cells))
+
+
+def _wide_instance(
+    model: Layer,
+    d: int,
+    alpha: float,
+    run: Callable[[WideData, PRNGKeyArray], WideTraining],
+    sentences: int,
+    theory: tuple[WideNumbers, WideNumbers, str],
+    theory_status: int,
+    key: PRNGKeyArray,
+) -> WideInstance:
+    """Return one instance beside its theory."""
+    key_data, key_run, key_test = jax.random.split(key, 3)
+    data = sample_data(model, d, alpha, key_data)
+    result = run(data, key_run)
+    require_kind(result, "run", WideTraining, "a function that returns a result of train or gamp")
+    error = heldout_error(model, data, result.S, key_test, sentences=sentences)
+    simulation = WideNumbers.of(result, gen_error=error.value)
+    return WideInstance(simulation, *theory, int(result.status), theory_status, int(result.iterations))
