@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.base import errors as e
+from tiedattn_jax.base import errors as e, machine
 from tiedattn_jax.base.errors import InputError
 
 MODEL = ta.DotProduct()
@@ -161,8 +161,8 @@ def test_what_fits_into_the_memory(monkeypatch):
     def device(limit):
         return SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
-    machine = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), e.group_limit())
-    for limits, expected in (((2**31, None), machine), ((None,), machine), ((2**30, 2**31), 3 * 2**30)):
+    host = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), machine.memory_limit())
+    for limits, expected in (((2**31, None), host), ((None,), host), ((2**30, 2**31), 3 * 2**30)):
         monkeypatch.setattr(jax, "local_devices", lambda limits=limits: [*map(device, limits)])
         e.require_memory(float(expected), "n", 5, "the nodes")
         with pytest.raises(InputError, match=r"^n must be smaller, got n=5"):
@@ -170,26 +170,3 @@ def test_what_fits_into_the_memory(monkeypatch):
     message = "^n must be smaller, got n=5: the nodes would take 4.5 GiB of memory, of which there are 3$"
     with pytest.raises(InputError, match=message):
         e.require_memory(4.5 * 2**30, "n", 5, "the nodes")
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limit"),
-    [
-        ("0::/a.slice/job/task\n", {"a.slice/job/memory.max": "4096", "a.slice/job/task/memory.max": "max"}, 4096),
-        ("0::/docker/abc\n", {"memory.max": "8192"}, 8192),  # a container that sees the path outside
-        (
-            "5:cpu:/\n4:hugetlb,memory:/job/task\n0::/\n",
-            {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n", "memory/job/memory.limit_in_bytes": "2048\n"},
-            2048,
-        ),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, np.inf),
-        ("0::/job\n", {"job/memory.max": "max"}, np.inf),
-        (None, {"memory.max": "8192"}, np.inf),  # another system
-    ],
-)
-def test_limits_of_containers_and_batch_jobs(tmp_path, groups, files, limit):
-    texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in (texts if groups is None else {"proc/self/cgroup": groups, **texts}).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert e.group_limit(tmp_path) == limit

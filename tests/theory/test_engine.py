@@ -141,20 +141,6 @@ def lanes_of(width=0.7, alphas=(2.0,)):
     return [Lane(Setting(model, jnp.asarray(a), nodes, free), start, 0) for a in alphas]
 
 
-@pytest.mark.parametrize(("threads", "limit", "count"), [
-    ("", "max 100000", 8), ("3,2", "max 100000", 3), ("0", "150000 100000", 2), ("5", "400000 100000", 4),
-    ("12", None, 8),
-])  # fmt: skip
-def test_cores_that_a_process_may_use(monkeypatch, tmp_path, threads, limit, count):
-    """Affinity, the variable of the user, and the limit of a container each lower the number."""
-    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda pid: range(8), raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    monkeypatch.setattr(engine, "_CPU_LIMIT", tmp_path / "cpu.max")
-    if limit is not None:
-        (tmp_path / "cpu.max").write_text(limit + "\n")
-    assert engine.cores() == count
-
-
 @pytest.mark.full
 def test_lanes_that_end_leave_and_others_enter():
     """Lanes that wait replace lanes that end, and have the states of single lanes; a failure is that of all lanes."""

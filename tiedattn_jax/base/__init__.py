@@ -6,6 +6,7 @@ report         how results print, are saved and drawn: one line, one page, table
 results        the common parts of all results: status, settings, replicates, and the error bar
 saved          results in files
 citing         what results rest on, as BibTeX; `sources.bib` has the entries
+machine        cores and memory that a process may use
 files          files that are written whole: arrays, tables, and what a long computation resumes from
 pieces         pieces of a long computation: here, on an executor, in a folder
 programs       compiled programs that are kept from one process to the next

@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from numbers import Real as RealNumber
-from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -19,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key, Num, PRNGKeyArray, PyTree, Real
+
+from .machine import memory
 
 INT32 = 2**31 - 1  # largest count that jax computes with; a larger one would become another number
 _THREEFRY = "threefry2x32"
@@ -373,47 +373,10 @@ def shaped_array(
 
 def require_memory(size: float, argument: str, value: Any, objects: str) -> None:
     """Raise an `InputError` unless `size` bytes fit into the memory; `objects` names what takes them."""
-    memory = _memory()
-    if size > memory:
-        problem = f"{objects} would take {size / 2**30:.3g} GiB of memory, of which there are {memory / 2**30:.3g}"
+    available = memory()
+    if size > available:
+        problem = f"{objects} would take {size / 2**30:.3g} GiB of memory, of which there are {available / 2**30:.3g}"
         raise InputError(argument, f"must be smaller, got {argument}={value}: {problem}")
-
-
-def _memory() -> float:
-    """Return the memory of all devices in bytes, or that of this process if they report none; infinite if unknown."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    if all("bytes_limit" in device_stats for device_stats in stats):
-        return float(sum(device_stats["bytes_limit"] for device_stats in stats))
-    names = getattr(os, "sysconf_names", {})
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else np.inf
-    return float(min(machine, group_limit()))
-
-
-def group_limit(root: Path = Path("/")) -> float:
-    """Return the memory that the control groups of this process have on Linux, in bytes; infinite without a limit.
-
-    A container and a batch job are such groups. Each group has its own limit, and those of the groups that contain it.
-
-    Args:
-        root: folder with `proc` and `sys`.
-    """
-    limits = [np.inf]
-    try:
-        groups = (root / "proc/self/cgroup").read_text().split("\n")
-    except OSError:
-        return np.inf
-    for _, controllers, path in (line.split(":", 2) for line in groups if line):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        # A container may see the path that its group has outside, where its own files lie at the top.
-        kind, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
-        top = root / "sys/fs/cgroup" / kind
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top) and (folder / name).is_file():
-                limit = (folder / name).read_text().strip()
-                limits.append(np.inf if limit == "max" else float(limit))
-    return min(limits) if min(limits) < 2**62 else np.inf  # the first version writes its largest integer for no limit
 
 
 @jax.jit

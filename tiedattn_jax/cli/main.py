@@ -18,10 +18,10 @@ import numpy as np
 from ..base import VERSION
 from ..base.errors import InputError
 from ..base.files import folder_error, write_whole
+from ..base.machine import cores
 from ..base.programs import use_compilation_cache
 from ..base.report import table
 from ..model.layers import DotProduct
-from ..theory.engine import cores
 from ..theory.solve import solve
 from . import simulations, theory
 from .options import ORIGIN, Parser, Report, complain

@@ -23,9 +23,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import os
-import pathlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -41,6 +38,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 from ..averages.rules import COARSE, Rule, block_size
 from ..base.arrays import either, indexed, precise, repeated, unravelled, zeros
 from ..base.errors import InputError, require_count
+from ..base.machine import cores
 from ..base.programs import default_device, settings as jax_settings
 from ..base.progress import Progress, reporter
 from ..model.overlaps import Coordinates
@@ -103,7 +101,6 @@ def run_one(path: Path, progress: Progress = None) -> Any:
     return run([path], progress=progress)[0]
 
 
-_CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and the period that they are for
 P = ParamSpec("P")
 T = TypeVar("T")
 # A function of a model and an alpha (None if the search needs none) that returns the path of this setting.
@@ -139,21 +136,6 @@ def with_paths(paths: Callable[..., PathMaker[T]]) -> Callable[[Callable[P, T]],
         return fn
 
     return decorate
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use, which on a cluster can be fewer than the machine has.
-
-    It is the smallest of its affinity, the limit of its container (cgroup), and the variable OMP_NUM_THREADS.
-    """
-    counts = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    quota, _, period = _CPU_LIMIT.read_text().partition(" ") if _CPU_LIMIT.exists() else ("max", "", "")
-    if quota != "max":
-        counts.append(math.ceil(int(quota) / int(period)))
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if threads.isdecimal() and int(threads) > 0:
-        counts.append(int(threads))
-    return min(counts)
 
 
 def _in_threads(scheduler: Scheduler, width: int | None, devices: Sequence[jax.Device]) -> None:
