@@ -119,9 +119,9 @@ RUNS = {
          "of 2"],
     ),
     "your_own_attention": ("ORDER = 5\nD = 60\nINSTANCES = 2", 1, ["beta = 1.5: Quantity(alpha_c = "]),
-    "wide": ("D = 30\nINSTANCES = 2\nPOINTS = 4\nSIZE = 4", 4,
-             ["content appears at alpha = 0.00712", "content and position", "share 0.20: content, shift 0.000",
-              "2 instances: converged"]),
+    "wide": ("D = 30\nINSTANCES = 2\nPOINTS = 4\nSIZE = 4", 5,
+             ["content appears at alpha = 0.00712", "tied, share 0.20: content, shift 0.000",
+              "untied, share 0.20: content and position", "2 instances: converged"]),
     "jumps": ("ORDERS = (5,)\nPOWERS = (10,)\nTRUTH = 7", 2, []),
     # The ground state alone, on coarse lines; other s would use the same programs.
     "breaking": (
