@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,16 +40,22 @@ def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "
 _PROBES = 4  # random scores for each pair of tokens
 
 
-def probe(layer: Any) -> tuple[Callable[[Array, Array], Array], Array, Array]:
-    """Return a function of scores of student and teacher (K, L, L) to losses, and random scores of the teacher's size.
+@eqx.filter_jit
+def _losses(layer: Any, H: Float[Array, "K L L"], Y: Float[Array, "K L L"]) -> tuple[Float[Array, " K"], Array]:
+    """Return losses, and their slopes in the student's scores, (K, L, L)."""
+    return jax.vmap(jax.value_and_grad(layer.loss))(H, Y)
 
-    Traced numbers are replaced, because the form of the loss matters only.
+
+def probe(layer: Any) -> tuple[Callable[[Array, Array], tuple[Array, Array]], Array, Array]:
+    """Return a function of scores of student and teacher (K, L, L) to losses and their slopes, and random scores.
+
+    The scores have the teacher's size. Traced numbers are replaced, because the form of the loss matters only.
     """
     units, variance = _units(layer)
     draws = np.random.default_rng(0).standard_normal((_PROBES * len(units), 2, len(units))) * np.sqrt(variance)
     known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
     H, Y = np.moveaxis(np.tensordot(draws * np.sqrt(float(known.teacher.rho)), units, 1), 1, 0)
-    return jax.vmap(known.loss), jnp.asarray(H), jnp.asarray(Y)
+    return partial(_losses, known), jnp.asarray(H), jnp.asarray(Y)
 
 
 def _units(layer: Any) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]:
@@ -61,13 +69,13 @@ def _units(layer: Any) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " 
     return units, np.where(rows == columns, 2.0, 1.0)
 
 
-def _is_sum_of_rows(losses: Callable[[Array, Array], Array], H: Array, Y: Array) -> bool:
+def _is_sum_of_rows(losses: Callable[[Array, Array], tuple[Array, Array]], H: Array, Y: Array) -> bool:
     """Return whether a loss is a sum of one function for each row of both scores."""
-    H_other, Y_other = H[::-1], Y[::-1]
-    both = losses(H, Y) + losses(H_other, Y_other)
-    for row in range(H.shape[1]):
-        swapped = [a.at[:, row].set(b[:, row]) for a, b in ((H, H_other), (Y, Y_other), (H_other, H), (Y_other, Y))]
-        if not np.allclose(losses(*swapped[:2]) + losses(*swapped[2:]), both, rtol=1e-5, atol=1e-6):
+    one = losses(H, Y)[0]
+    both = one + one[::-1]  # with those of the draws in reversed order
+    for row in np.eye(H.shape[1])[:, :, None]:
+        swapped = losses(*(jnp.where(row, a[::-1], a) for a in (H, Y)))[0]
+        if not np.allclose(swapped + swapped[::-1], both, rtol=1e-5, atol=1e-6):
             return False
     return True
 
@@ -87,8 +95,8 @@ def is_balanced(layer: Any) -> bool:
     with jax.ensure_compile_time_eval():
         losses, _, Y = probe(layer)
         shifted = [Y.at[:, rows, columns].set(Y[:, rows, np.roll(columns, k, 1)]) for k in range(columns.shape[1])]
-        slope = jax.grad(lambda H, Y: jnp.sum(losses(H, Y)))
-        slopes = [layer.coordinates(jnp.moveaxis(slope(0 * Y, sign * Y), 0, -1)) for Y in shifted for sign in (1, -1)]
+        signed = [sign * Y for Y in shifted for sign in (1, -1)]
+        slopes = [layer.coordinates(jnp.moveaxis(losses(0 * Y, Y)[1], 0, -1)) for Y in signed]
         return bool(jnp.max(jnp.abs(sum(slopes))) < 1e-5 * max(float(jnp.max(jnp.abs(one))) for one in slopes))
 
 
@@ -101,10 +109,10 @@ def blocks_of(layer: Any) -> str:
     units, variance = _units(layer)
     with jax.ensure_compile_time_eval():
         losses, H, Y = probe(layer)
-        values = losses(H, Y)
-        if values.shape != (len(H),):
-            raise InputError("loss", f"must return one number, got shape {values.shape[1:]}")
-        gradients = np.asarray(jax.grad(lambda H: jnp.sum(losses(H, Y)))(H))
+        shape = jax.eval_shape(layer.loss, H[0], Y[0]).shape
+        if shape:
+            raise InputError("loss", f"must return one number, got shape {shape}")
+        values, gradients = map(np.asarray, losses(H, Y))
         by_row = layer.sides == 2 and layer.tokens > 1 and _is_sum_of_rows(losses, H, Y)
     if not (np.all(np.isfinite(values)) and np.all(np.isfinite(gradients))):
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")

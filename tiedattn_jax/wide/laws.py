@@ -485,10 +485,12 @@ def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[A
     G = X / z
     G = jnp.stack([jnp.where(u < 0, -G.real, G.real), G.imag / v])
     place = jnp.stack([u, jnp.ones_like(u)])
-    for _ in range(_POLISH):
+
+    def polished(_: int, G: Array) -> Array:
         value, slope = _factors_equation(G, place, s, M, k)
-        G = G - _step(value, slope, s)
-    return G
+        return G - _step(value, slope, s)
+
+    return lax.fori_loop(0, _POLISH, polished, G)
 
 
 def _cubic_roots(b: Any, c: AnyArray, d: AnyArray) -> Complex[Array, "3 *shape"]:
