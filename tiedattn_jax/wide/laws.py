@@ -486,7 +486,7 @@ def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[A
     G = jnp.stack([jnp.where(u < 0, -G.real, G.real), G.imag / v])
     place = jnp.stack([u, jnp.ones_like(u)])
 
-    def polished(_: int, G: Array) -> Array:
+    def polished(_: Any, G: Array) -> Array:
         value, slope = _factors_equation(G, place, s, M, k)
         return G - _step(value, slope, s)
 
