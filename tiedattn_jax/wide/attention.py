@@ -22,7 +22,7 @@ from ..base.errors import (
     require_number,
     require_positive,
 )
-from .directions import others
+from .directions import other_tokens
 from .laws import GaussianFactors, SpectrumLaw, Wishart, is_positive
 from .layer import Layer, Long, UntiedLayer
 
@@ -170,7 +170,7 @@ class UntiedDotProduct(SoftmaxRows, UntiedLayer):
     def rows(self, H: AnyArray) -> Any:
         if self.sees != "others":
             return H
-        return H[others(self.tokens)]
+        return H[other_tokens(self.tokens)]
 
 
 def _are_shares(mixing: AnyArray) -> Any:

@@ -24,6 +24,7 @@ BRACKETS = {"tau": (1e-4, 10.0), "kappa": (1e-3, 1.0)}  # default ranges
 ERRORS = "gen_error", "distance"
 _PER_DECADE = 6  # values at which the error is first looked at
 _TOL = 1e-4  # of the logarithm of the best value
+_FLAT = 1e-7  # relative difference of errors below which none is smaller
 _OFFSET = 0.05  # of the parabola that gives every replicate its own minimum
 
 
@@ -47,14 +48,16 @@ def best_ridge(
         model: the layer. Its own value of the number does not matter.
         alpha: sentences per squared dimension.
         nodes: as in `solve`.
-        number: "tau", the strength of the trace norm, or "kappa", the width over the dimension.
+        number: "tau", the strength of the trace norm, or "kappa", the width over the dimension at fixed tau.
         bracket: range of values; by default `BRACKETS`.
         error: "gen_error", the loss on fresh sentences, or "distance", ||S - S*||^2 / d.
         progress: as in `solve`.
 
     Returns:
         A `Quantity` with the best value, without derivatives in the numbers of the layer. Its `state` is the one there;
-        `gen_error` or `distance` is its error. `where` is "inside", or "lower end" or "upper end" of the bracket.
+        `gen_error` or `distance` is its error. `where` is "inside", "lower end" or "upper end" of the bracket; "any
+        value from there on" if larger ones have the same error; or "beside values without a usable state", with the
+        status `unresolved`.
 
     Raises:
         InputError: jax traces a number of the model or alpha, alpha is not positive, the number or the error has
@@ -89,13 +92,22 @@ def best_ridge(
         return getattr(state.replicates, error) if state.ok else jnp.full(len(state.replicates.q), jnp.inf)
 
     grid = np.linspace(np.log(high), np.log(low), count)
-    means = [float(jnp.mean(errors(x))) for x in grid.tolist()]
+    means = np.array([float(jnp.mean(errors(x))) for x in grid.tolist()])
     event = f"best {number}"
     if not np.any(np.isfinite(means)):
         note = "no value in the bracket has a state that can be used"
         return Quantity.of(jnp.full(2, jnp.nan), status=Status.absent, known=False, name=number, event=event, note=note)
-    k = int(np.argmin(means))
-    where = {0: "upper end", count - 1: "lower end"}.get(k, "inside")
+    # Where a number does not matter, as a width that does not bind, the errors are equal but for the search.
+    smallest = np.flatnonzero(means <= np.nanmin(means) * (1 + _FLAT))
+    k = int(smallest[-1])
+    neighbours = means[max(k - 1, 0) : k + 2]
+    if len(smallest) > 1:
+        where = "any value from there on"
+    elif not np.all(np.isfinite(neighbours)):
+        where = "beside values without a usable state"
+    else:
+        where = {0: "upper end", count - 1: "lower end"}.get(k, "inside")
+    x, values = grid[k], jnp.full(2, np.exp(grid[k]))
     if where == "inside":
         ends = grid[k + 1], grid[k - 1]
         found = minimize_scalar(
@@ -104,18 +116,17 @@ def best_ridge(
         x = float(found.x)
         below, at, above = (errors(y) for y in (x - _OFFSET, x, x + _OFFSET))
         bend = jnp.mean(above - 2 * at + below)
-        shifts = jnp.where(bend > 0, 0.5 * (below - above) / bend, jnp.nan) * _OFFSET
-        values = jnp.exp(x + shifts - jnp.mean(shifts))
-    else:
-        x = grid[k]
-        values = jnp.full(2, np.exp(x))
+        shifts = 0.5 * (below - above) / bend * _OFFSET
+        # At a kink there is no parabola, and all replicates have the minimum there.
+        smooth = bool(jnp.all(jnp.isfinite(shifts)) & (jnp.max(jnp.abs(shifts)) < _OFFSET))
+        values = jnp.exp(x + (shifts - jnp.mean(shifts) if smooth else 0 * at))
     state = state_at(float(x))
-    smallest = Average(getattr(state, error), error_bar(getattr(state.replicates, error)))
+    least = Average(getattr(state, error), error_bar(getattr(state.replicates, error)))
     best = Quantity.of(
         values,
-        status=int(state.status),
+        status=int(state.status) if where != "beside values without a usable state" else Status.unresolved,
         branches=(state,),
-        further={error: smallest},
+        further={error: least},
         name=number,
         event=event,
         labels=(("where", where),),

@@ -47,7 +47,7 @@ class WideNodes(eqx.Module):
     """Standard normal fields of student and teacher with their weights, in every replicate.
 
     Attributes:
-        weight: sums to one over the nodes of each block.
+        weight: sums to one over the nodes of a block, or to the number of equal blocks that share them.
         row: one for the block of the node, zero for the others.
         along: projections of the tokens on the encodings' line, if their length is of order one; else empty.
     """
@@ -88,7 +88,7 @@ def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
     """Return the nodes of a layer's averages.
 
     Args:
-        nodes: a `Sobol` recipe; None for a lattice if the loss sees at most two directions and no encodings have a
+        nodes: a `Sobol` recipe; None for a lattice if a block has at most two directions and no encodings have a
             length of order one, else for 2^14 Sobol points.
             The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
             `WideNodes` are returned as they are.

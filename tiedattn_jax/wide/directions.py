@@ -37,6 +37,8 @@ def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "
     return np.round(rows, digits)
 
 
+_SAME = 1e-5  # difference of losses, over their spread, from which on they are not equal
+_SIZES = 1.0, 1 / 30  # of random scores, over the teacher's: large ones saturate a softmax
 _PROBES = 4  # random scores for each pair of tokens
 
 
@@ -54,7 +56,8 @@ def probe(layer: Any) -> tuple[Callable[[Array, Array], tuple[Array, Array]], Ar
     units, variance = _units(layer)
     draws = np.random.default_rng(0).standard_normal((_PROBES * len(units), 2, len(units))) * np.sqrt(variance)
     known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
-    H, Y = np.moveaxis(np.tensordot(draws * np.sqrt(float(known.teacher.rho)), units, 1), 1, 0)
+    sizes = np.sqrt(float(known.teacher.rho)) * np.resize(_SIZES, len(draws))[:, None, None]
+    H, Y = np.moveaxis(np.tensordot(draws * sizes, units, 1), 1, 0)
     return partial(_losses, known), jnp.asarray(H), jnp.asarray(Y)
 
 
@@ -73,31 +76,41 @@ def _is_sum_of_rows(losses: Callable[[Array, Array], tuple[Array, Array]], H: Ar
     """Return whether a loss is a sum of one function for each row of both scores."""
     one = losses(H, Y)[0]
     both = one + one[::-1]  # with those of the draws in reversed order
-    for row in np.eye(H.shape[1])[:, :, None]:
-        swapped = losses(*(jnp.where(row, a[::-1], a) for a in (H, Y)))[0]
-        if not np.allclose(swapped + swapped[::-1], both, rtol=1e-5, atol=1e-6):
-            return False
-    return True
+    rows = np.eye(H.shape[1], dtype=bool)[:, :, None]
+    mixed = [losses(*(jnp.where(row, a[::-1], a) for a in (H, Y)))[0] for row in rows]
+    return all(are_same(swapped + swapped[::-1], both) for swapped in mixed)
 
 
-def others(tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def are_same(a: Any, b: Any) -> bool:
+    """Return whether numbers are equal but for rounding, relative to how much they differ among each other."""
+    a, b = np.asarray(a), np.asarray(b)
+    return bool(np.max(np.abs(a - b)) <= _SAME * max(np.ptp(b), np.finfo(b.dtype).tiny))
+
+
+def other_tokens(tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of the scores of every token with the others, (L, 1) and (L, L - 1)."""
     rows = np.arange(tokens)[:, None]
     return rows, (rows + np.arange(1, tokens)) % tokens
 
 
 def is_balanced(layer: Any) -> bool:
-    """Return whether scores that are drawn alike for all tokens push those of a student without content nowhere.
+    """Return whether scores that are drawn alike for all tokens push those of the student nowhere in the mean.
 
     The mean is that over the orders of the other tokens and over the signs of the scores.
     """
-    rows, columns = others(layer.tokens)
+    rows, columns = other_tokens(layer.tokens)
+
+    def moved(a: Array, k: int) -> Array:
+        return a.at[:, rows, columns].set(a[:, rows, np.roll(columns, k, 1)])
+
     with jax.ensure_compile_time_eval():
-        losses, _, Y = probe(layer)
-        shifted = [Y.at[:, rows, columns].set(Y[:, rows, np.roll(columns, k, 1)]) for k in range(columns.shape[1])]
-        signed = [sign * Y for Y in shifted for sign in (1, -1)]
-        slopes = [layer.coordinates(jnp.moveaxis(losses(0 * Y, Y)[1], 0, -1)) for Y in signed]
-        return bool(jnp.max(jnp.abs(sum(slopes))) < 1e-5 * max(float(jnp.max(jnp.abs(one))) for one in slopes))
+        losses, H, Y = probe(layer)
+        for start in (0 * H, H):
+            at = [(sign * moved(start, k), sign * moved(Y, k)) for k in range(columns.shape[1]) for sign in (1, -1)]
+            slopes = [np.asarray(layer.coordinates(jnp.moveaxis(losses(*pair)[1], 0, -1))) for pair in at]
+            if np.max(np.abs(sum(slopes))) > _SAME * np.max(np.abs(slopes)):
+                return False
+    return True
 
 
 def blocks_of(layer: Any) -> str:
@@ -105,6 +118,10 @@ def blocks_of(layer: Any) -> str:
 
     These are the directions of its gradients at random scores. If the loss is a sum over the rows of an untied layer,
     every row has a basis of its own.
+
+    Raises:
+        InputError: the loss is no finite number, is constant, or depends on scores of the teacher in a direction in
+            which it does not depend on those of the student.
     """
     units, variance = _units(layer)
     with jax.ensure_compile_time_eval():
@@ -119,11 +136,20 @@ def blocks_of(layer: Any) -> str:
     if not np.any(gradients):
         raise InputError("loss", "must depend on the scores, got a constant")
     slopes = np.einsum("nab,pab->np", gradients, units)
+    slopes /= np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), np.finfo(slopes.dtype).tiny)  # of any size
     parts = [slopes * (layer.pairs[0] == row) for row in range(layer.tokens)] if by_row else [slopes]
     least = _SEEN * float(np.linalg.norm(slopes, 2))
     blocks = [_basis_of(part, least, units, variance) for part in parts if np.linalg.norm(part, 2) > least]
     most = max(map(len, blocks))
     padded = [np.pad(block, ((0, most - len(block)), (0, 0), (0, 0))) for block in blocks]
+    sizes = np.sum(units, (1, 2))  # of the squared units
+    seen = np.einsum("nab,pab->np", np.concatenate(blocks), units) / sizes
+    unseen = np.eye(len(units)) - np.linalg.pinv(seen) @ seen
+    with jax.ensure_compile_time_eval():
+        moved = np.tensordot(np.einsum("nab,pab->np", Y, units) / sizes @ unseen, units, 1)
+        if not are_same(losses(H, Y - moved)[0], values):
+            text = "must depend on all scores of the teacher that it sees through those of the student, too"
+            raise InputError("loss", f"{text}, got one whose labels use others")
     return json.dumps((np.round(padded, 15) + 0.0).tolist())  # no negative zeros
 
 
@@ -135,3 +161,11 @@ def _basis_of(slopes: np.ndarray, least: float, units: np.ndarray, variance: np.
     values_, vectors = np.linalg.eigh(B.T @ (variance[:, None] * B))
     C = vectors * np.sqrt(values_) @ vectors.T
     return np.einsum("in,iab->nab", np.linalg.pinv(B).T @ C, units)
+
+
+def sees_diagonal(layer: Any) -> bool:
+    """Return whether a loss depends on the student's scores of tokens with themselves."""
+    with jax.ensure_compile_time_eval():
+        losses, H, Y = probe(layer)
+        own = jnp.eye(layer.tokens, dtype=H.dtype)
+        return not are_same(losses(H + own, Y)[0], losses(H, Y)[0])

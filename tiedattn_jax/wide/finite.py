@@ -161,7 +161,7 @@ def train(
 
     Args:
         over: "S" for matrices of any rank, positive semidefinite in a tied layer; "Q" for the factor Q with kappa d
-            columns, and K in an untied layer.
+            columns, and K in an untied layer. With long encodings an untied layer trains faster over its factors.
         key: random key of the first Q, and of the sentences of the test error; by default that of zero.
         steps: largest number of steps.
     """

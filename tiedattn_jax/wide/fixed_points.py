@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Complex, Float, Int
 
 from ..averages.program import entry_by_entry, program
-from ..base.arrays import Number, either, solve as solve_entries
+from ..base.arrays import Number, either, ldl_solve, solve as solve_entries
 from ..base.derivatives import with_root
 from ..base.errors import InputError, is_concrete, require_kind, require_positive
 from ..base.progress import Progress, one_search
@@ -35,6 +35,7 @@ _ROUNDING = 200.0  # units in the last place of such a length in single precisio
 _MOST_STEPS = 100
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
 _LONGEST = 1.0  # length of a step with content
+_LEAST_PIVOT = 0.05  # of the stiffness of offsets, over its largest diagonal entry
 # A search that fails is repeated from larger tau, where the map contracts faster, down by this factor in so many rungs.
 _RUNG, _RUNGS = 3.0, 9
 
@@ -117,17 +118,25 @@ class _SearchSetting(NamedTuple):
     def offsets(self, t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
         """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
         if not t.size or self.layer.sides == 2:
-            return _unconstrained(t, A)
+            return _unconstrained(t, A, _score_unit(self.layer))
         bound = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
         if self.layer.is_long:
             along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
             bound = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
-        return jnp.where(self.rules.on_boundary, bound, _unconstrained(t, A))
+        return jnp.where(self.rules.on_boundary, bound, _unconstrained(t, A, _score_unit(self.layer)))
 
 
-def _unconstrained(t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
-    """Return the offsets after a Newton step for a vanishing push."""
-    return t + solve_entries(A.stiffness, A.push[:, None])[:, 0] if t.size else t
+def _unconstrained(t: Float[Array, " k"], A: ChannelAverages, longest: Any = np.inf) -> Float[Array, " k"]:
+    """Return the offsets after a Newton step for a vanishing push.
+
+    A squared loss bends down where a softmax is far from its target. The pivots of the stiffness are then made
+    positive, and the entries of the step are bounded, so that it leads downhill.
+    """
+    if not t.size:
+        return t
+    floor = _LEAST_PIVOT * jnp.max(jnp.abs(jnp.diagonal(A.stiffness))) * jnp.ones_like(t)
+    step = ldl_solve(A.stiffness[..., None], A.push[:, None], floor)[:, 0]
+    return t + step * jnp.minimum(1.0, longest / jnp.maximum(jnp.max(jnp.abs(step)), jnp.finfo(t.dtype).tiny))
 
 
 def _cone(layer: Layer) -> Float[np.ndarray, " k"]:
@@ -211,12 +220,14 @@ class _Climb(NamedTuple):
     Attributes:
         rung: the next rung.
         end: end of the last search.
+        first: end of the first one.
         place: the last place with content; NaN before.
         guess: guess of the next search.
     """
 
     rung: Int[Array, ""]
     end: _SearchState
+    first: _SearchState
     place: Float[Array, " k"]
     guess: _Start
 
@@ -244,13 +255,14 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
         place, slope = end.guess
         step = jnp.where(jnp.all(jnp.isfinite(state.place)) & (state.rung > 1), place - state.place, 0.0)
         known, ahead = either(found, (place, (place + step, slope)), (state.place, state.guess))
-        return _Climb(state.rung + 1, end, known, ahead)
+        return _Climb(state.rung + 1, end, either(state.rung == 0, end, state.first), known, ahead)
 
     def goes_on(state: _Climb) -> Bool[Array, ""]:
         return (state.rung == 0) | ((state.rung <= _RUNGS) & ((state.end.length <= tol) == (state.rung > 1)))
 
-    first = _Climb(jnp.asarray(0), _SearchState.first(frozen, x), x + jnp.nan, guess)
-    end = lax.while_loop(goes_on, climb, first).end
+    none = _SearchState.first(frozen, x)
+    last = lax.while_loop(goes_on, climb, _Climb(jnp.asarray(0), none, none, x + jnp.nan, guess))
+    end = either(last.rung > _RUNGS, last.end, last.first)  # a rung that fails is one of another tau
     found = (end.length <= tol) & setting._replace(rules=end.rules).has_content
     guess = either(found, end.guess, guess)
     setting = setting._replace(points=end.points, rules=end.rules)
@@ -301,10 +313,12 @@ def _solve_map(change: Float[Array, " k"], u: Float[Array, " k"], setting: _Sear
     return solve_entries(slope, change[:, None], unrolled=len(u))[:, 0]
 
 
-def without_content(layer: Layer, nodes: WideNodes) -> Float[Array, "3"]:
-    """Return Lam, M and N over alpha at S = 0, with the best offsets."""
+def without_content(layer: Layer, nodes: WideNodes) -> tuple[Float[Array, "3"], Bool[Array, ""]]:
+    """Return Lam, M and N over alpha at S = 0, with the best offsets, and whether the search for these converged."""
     setting = _SearchSetting.first(layer, jnp.ones_like(layer.tau), nodes, content=False, can_bind=False)
-    return _broyden_search(setting, _start_at(jnp.zeros(3 + layer.shifts, layer.tau.dtype)))[0][:3]
+    start = _start_at(jnp.zeros(3 + layer.shifts, layer.tau.dtype))
+    u, _, length, _, _ = _broyden_search(setting, start)
+    return u[:3], length <= tolerance(_TOL, _ROUNDING, u)
 
 
 @program

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Complex, Float
 
-from ..base.arrays import AnyArray, Number
+from ..base.arrays import AnyArray, Number, precise
 from ..base.derivatives import with_root
 from ..base.errors import as_array, is_concrete, require, require_positive, shaped_array
 from ..base.report import Description, Printed
@@ -79,7 +79,7 @@ class SpectrumLaw(Printed):
     @property
     @abc.abstractmethod
     def largest(self) -> Float[Array, ""]:
-        """Largest eigenvalue."""
+        """Largest eigenvalue or singular value."""
 
     @property
     @abc.abstractmethod
@@ -112,8 +112,8 @@ class SpectrumLaw(Printed):
         """Return d eigenvalues or singular values that represent the law: its quantiles, in increasing order."""
 
 
-class Wishart(SpectrumLaw):
-    """Teacher S* = W W^T / (d sqrt(kappa)) with a Gaussian W of d x (kappa d) entries: a head of width kappa d.
+class GaussianLaw(SpectrumLaw):
+    """Law of a matrix of Gaussian factors of width kappa d; below one, a share 1 - kappa of its values is zero.
 
     Attributes:
         kappa: width of the teacher's head over the dimension.
@@ -135,16 +135,23 @@ class Wishart(SpectrumLaw):
         return is_positive(self.kappa)
 
     @property
+    def ties(self) -> Float[Array, ""]:
+        return jnp.maximum(1 - self.kappa, 0.0) ** 2
+
+
+class Wishart(GaussianLaw):
+    """Teacher S* = W W^T / (d sqrt(kappa)) with a Gaussian W of d x (kappa d) entries: a head of width kappa d."""
+
+    def __init__(self, kappa: Number):
+        super().__init__(kappa)
+
+    @property
     def rho(self) -> Float[Array, ""]:
         return 1 + self.kappa
 
     @property
     def largest(self) -> Float[Array, ""]:
         return (jnp.sqrt(self.kappa) + 1) ** 2 / jnp.sqrt(self.kappa)
-
-    @property
-    def ties(self) -> Float[Array, ""]:
-        return jnp.maximum(1 - self.kappa, 0.0) ** 2  # below one, a share 1 - kappa of the eigenvalues is zero
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "2 2"]:
         root = jnp.sqrt(self.kappa)
@@ -186,30 +193,16 @@ class Wishart(SpectrumLaw):
         return Description(f"Wishart matrix of width {float(self.kappa):g} d")
 
 
-class GaussianFactors(SpectrumLaw):
+class GaussianFactors(GaussianLaw):
     """Singular values of a teacher S* = Q K^T / (d sqrt(kappa)) with Gaussian Q and K of d x (kappa d) entries.
 
     Their mean square is one for every width.
-
-    Attributes:
-        kappa: width of the teacher's head over the dimension.
-
-    Raises:
-        InputError: kappa is not one positive number.
     """
 
     SYMMETRIC = True
-    kappa: Float[Array, ""]
 
     def __init__(self, kappa: Number):
-        self.kappa = require_positive(kappa, "kappa", jnp.result_type(float))
-
-    def __check_init__(self) -> None:
-        require_positive(self.kappa, "kappa")
-
-    @property
-    def in_range(self) -> Bool[Array, ""]:
-        return is_positive(self.kappa)
+        super().__init__(kappa)
 
     @property
     def rho(self) -> Float[Array, ""]:
@@ -223,14 +216,9 @@ class GaussianFactors(SpectrumLaw):
     def _edges(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Ends of the interval of positive singular values; squares times kappa are the roots of a quadratic."""
         k = self.kappa
-        half = (27 - 18 * (1 - k) - (1 - k) ** 2) / 8
-        high = half + jnp.sqrt(half**2 - (1 - k) ** 3)
-        low = jnp.where(k < 1, (1 - k) ** 3 / high, 0.0)
-        return jnp.sqrt(jnp.where(k < 1, low, 1.0) / k) * (k < 1), jnp.sqrt(high / k)
-
-    @property
-    def ties(self) -> Float[Array, ""]:
-        return jnp.maximum(1 - self.kappa, 0.0) ** 2  # below one, a share 1 - kappa of the values is zero
+        high = (27 - 18 * (1 - k) - (1 - k) ** 2 + jnp.sqrt(k * (8 + k) ** 3)) / 8
+        low = jnp.where(k < 1, jnp.maximum(1 - k, 0.0) ** 3 / high, 1.0)
+        return jnp.where(k < 1, jnp.sqrt(low / k), 0.0), jnp.sqrt(high / k)
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "3 2"]:
         low, high = (M * edge for edge in self._edges)
@@ -258,14 +246,15 @@ class GaussianFactors(SpectrumLaw):
         return jnp.where(u < 0, np.pi + half + down, -half - down)
 
     def eigenvalues(self, d: int) -> Float[np.ndarray, " d"]:
-        k, (low, high) = float(self.kappa), (float(edge) for edge in self._edges)
-        levels = (np.arange(d) + 0.5) / d
+        k, levels = float(self.kappa), (np.arange(d) + 0.5) / d
+        low, high = (float(edge) for edge in self._edges)
+        # In the interval two roots of the equation for X, see `_factors_root`, are complex.
         s = low + (high - low) * (1 - np.cos(np.linspace(0, np.pi, 20_001))) / 2
         Z = k * s[1:-1].astype(complex) ** 2
-        roots = np.asarray(_cubic_roots(k - 1, -Z, Z))
+        roots = np.asarray(_cubic_roots(k - 1, -Z, Z, np))
         X = np.take_along_axis(roots, roots.imag.argmin(0)[None], 0)[0]
         above = (2 * X.imag + (1 - k) * np.angle(X - 1 + k) - np.angle(X - 1)) / np.pi
-        below = np.concatenate([[max(1 - k, 0.0)], 1 - above, [1.0]])
+        below = np.maximum.accumulate(np.concatenate([[max(1 - k, 0.0)], 1 - above, [1.0]]))
         return np.where(levels < 1 - k, 0.0, np.interp(levels, below, s))
 
     def describe(self) -> Description:
@@ -314,7 +303,10 @@ class Eigenvalues(SpectrumLaw):
     @property
     def ties(self) -> Float[Array, ""]:
         atoms = self.atoms
-        first, after = (jnp.searchsorted(atoms, atoms, side=side) for side in ("left", "right"))
+        # Values that rounding alone tells apart are equal, such as the zeros of a product of thin factors.
+        same = atoms.size * jnp.finfo(atoms.dtype).eps * self.largest
+        ends = zip((atoms - same, atoms + same), ("left", "right"), strict=True)
+        first, after = (jnp.searchsorted(atoms, end, side=side) for end, side in ends)
         return jnp.mean((after - first) / atoms.size)
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
@@ -373,8 +365,14 @@ def singular_values(W_Q: Any, W_K: Any) -> Float[Array, " d"]:
         InputError: the factors are no matrices of the same shape, or have a number that is not finite.
     """
     sizes: dict[str, int] = {}
-    Q = jnp.asarray(shaped_array("W_Q", W_Q, "d d_head", sizes))
-    K = jnp.asarray(shaped_array("W_K", W_K, "d d_head", sizes))
+    factors = [shaped_array(name, W, "d d_head", sizes) for name, W in (("W_Q", W_Q), ("W_K", W_K))]
+    Q, K = (jnp.asarray(W, jnp.promote_types(W.dtype, jnp.float32)) for W in factors)  # also those in half precision
+    return _values_of_product(Q, K)
+
+
+@jax.jit
+@precise
+def _values_of_product(Q: Float[Array, "d h"], K: Float[Array, "d h"]) -> Float[Array, " d"]:
     triangle_Q, triangle_K = (jnp.linalg.qr(W, mode="r") for W in (Q, K))
     values = jnp.linalg.svd(triangle_Q @ triangle_K.T, compute_uv=False)[::-1]
     return jnp.concatenate([jnp.zeros(len(Q) - len(values), values.dtype), values])
@@ -476,7 +474,7 @@ def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[A
     v = jnp.maximum(jnp.sqrt(s), near)
     z = lax.complex(jnp.maximum(jnp.abs(u), near), v)
     inverse = (M / z) ** 2 / k  # 1 / Z
-    is_far = jnp.abs(inverse) < eps**0.5
+    is_far = jnp.abs(inverse) * jnp.maximum(k, 1.0) < eps**0.5
     Z = 1 / jnp.where(is_far, 1.0, inverse)
     roots = _cubic_roots(k - 1, -Z, Z)
     tests = jnp.stack([-roots, -roots / Z, (1 - k - roots) * roots / Z])
@@ -493,12 +491,12 @@ def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[A
     return lax.fori_loop(0, _POLISH, polished, G)
 
 
-def _cubic_roots(b: Any, c: AnyArray, d: AnyArray) -> Complex[Array, "3 *shape"]:
-    """Return the roots of x^3 + b x^2 + c x + d by Cardano's formula."""
+def _cubic_roots(b: Any, c: Any, d: Any, xp: Any = jnp) -> Complex[AnyArray, "3 *shape"]:
+    """Return the roots of x^3 + b x^2 + c x + d by Cardano's formula, as arrays of jax or of numpy."""
     first, second = b**2 - 3 * c, 2 * b**3 - 9 * b * c + 27 * d
-    root = jnp.sqrt(second**2 - 4 * first**3)
-    larger = jnp.where(jnp.abs(second + root) >= jnp.abs(second - root), second + root, second - root)
+    root = xp.sqrt(second**2 - 4 * first**3)
+    larger = xp.where(xp.abs(second + root) >= xp.abs(second - root), second + root, second - root)
     cube = (larger / 2) ** (1 / 3)
-    safe = jnp.where(cube == 0, 1.0, cube)
-    unit = np.exp(2j * np.pi / 3 * np.arange(3)).reshape(3, *[1] * jnp.ndim(cube)).astype(cube.dtype)
+    safe = xp.where(cube == 0, 1.0, cube)
+    unit = np.exp(2j * np.pi / 3 * np.arange(3)).reshape(3, *[1] * xp.ndim(cube)).astype(cube.dtype)
     return -(b + unit * cube + first / (unit * safe)) / 3

@@ -42,7 +42,7 @@ from ..base.errors import (
 )
 from ..base.report import Description, Printed, entries
 from ..base.results import Status
-from .directions import blocks_of, is_balanced, probe
+from .directions import are_same, blocks_of, is_balanced, probe, sees_diagonal
 from .laws import Eigenvalues, SingularValues, SpectrumLaw, is_positive
 
 T = TypeVar("T")
@@ -68,6 +68,8 @@ class Long(eqx.Module):
 class Layer(Printed):
     """A student and a teacher whose query-key matrices have extensive rank. Subclass it, and write `loss`.
 
+    A subclass with fields of its own sets them before it calls the constructor, which asks the loss what it sees.
+
     Attributes:
         tau: strength of the trace norm, lam sqrt(kappa) / 2.
         kappa: width of the student's head over the dimension.
@@ -78,7 +80,8 @@ class Layer(Printed):
             whose length grows with d; None without.
         blocks: directions of the scores that the loss sees, (B, n, L, L): the scores that matter are the sum over
             b and i of w_bi blocks_bi, where the w_bi of random scores are independent and have the variance of S.
-            The loss is a sum over the B blocks. Directions of zeros fill up a block of fewer than n.
+            Up to a constant, see `excess`, the loss is a sum over the B blocks. Directions of zeros fill up a block of
+            fewer than n.
     """
 
     LAW: ClassVar[type[Eigenvalues]] = Eigenvalues  # of a teacher that is given by numbers
@@ -193,7 +196,7 @@ class Layer(Printed):
             return False
         with jax.ensure_compile_time_eval():
             losses, H, Y = probe(self)
-            return bool(np.allclose(losses(H, Y)[0], losses(-H, -Y)[0], rtol=1e-5, atol=0))
+            return are_same(losses(-H, -Y)[0], losses(H, Y)[0])
 
     @property
     def seen(self) -> int:
@@ -218,10 +221,11 @@ class Layer(Printed):
         B, n, *_ = self.blocks.shape
         if B == 1 or self.encodings is not None:
             return np.arange(B), np.ones(B)
-        w, y = jnp.asarray(np.random.default_rng(0).standard_normal((2, _DRAWS, n)))
+        draws = np.random.default_rng(0).standard_normal((2, _DRAWS, n))
+        w, y = jnp.asarray(draws * np.sqrt(float(self.teacher.rho)))
         with jax.ensure_compile_time_eval():
             losses = np.asarray(_block_losses(self, w, y, jnp.eye(B)))
-        first = [next(a for a in range(b + 1) if np.allclose(losses[a], losses[b], rtol=1e-6)) for b in range(B)]
+        first = [next(a for a in range(b + 1) if are_same(losses[a], losses[b])) for b in range(B)]
         return np.unique(first, return_counts=True)
 
     @property
@@ -276,7 +280,8 @@ class UntiedLayer(Layer):
             to themselves, which needs three tokens and a loss that is a sum over rows; "all" for self-attention.
 
     Raises:
-        InputError: as in `Layer`, `sees` has another value, or `encodings` have a length of order one.
+        InputError: as in `Layer`, `sees` has another value or is "others" for two tokens, or `encodings` have a length
+            of order one.
     """
 
     LAW = SingularValues
@@ -328,8 +333,10 @@ def require_closed(layer: Layer) -> None:
     if layer.sees == "all":
         use = 'use sees="cross" or "others" for theory, or `train` in finite dimension'
         raise InputError("sees", f"must not be all for theory, because x^T S x sees half of S and {why}: {use}")
-    if len(layer.blocks) == 1:
+    if len(np.unique(np.nonzero(layer.blocks)[2])) > len(layer.blocks):
         raise InputError("loss", f'must be a sum over the rows for sees="others", because {why} otherwise')
+    if sees_diagonal(layer):
+        raise InputError("loss", 'must not depend on scores of a token with itself for sees="others", which have none')
     if layer.encodings is None and not is_balanced(layer):
         text = f'must be "long" for sees="others" and a loss that prefers some tokens, because {why} without encodings'
         raise InputError("encodings", text)

@@ -15,6 +15,7 @@ learner knows all but the variance e. Those of hard attention show the signs of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.program import program
 from ..base.arrays import Number, precise, total
@@ -200,7 +201,8 @@ def onset(model: Layer, nodes: Any = None, *, progress: Progress = None) -> Quan
     as eps^(5/2), q as eps^(7/2). Position and meaning do not compete: the offsets of the encodings are free.
 
     Returns:
-        A `Quantity` with its error bar and its derivatives in all numbers of the layer.
+        A `Quantity` with its error bar and its derivatives in all numbers of the layer. Its status is `absent` if there
+        is no onset from 1e-8 to 1e4, and `max_steps` if the offsets of the encodings were not found.
 
     Raises:
         InputError: the loss has kinks, or `nodes` are of the wrong kind.
@@ -210,16 +212,27 @@ def onset(model: Layer, nodes: Any = None, *, progress: Progress = None) -> Quan
     meaning = "from here on a wide layer attends to content"
 
     with one_search(progress):
-        return Quantity.of_model(
+        alpha = Quantity.of_model(
             lambda m: guarded(lambda m: _onsets(m, rule), m), model, name="alpha", event="alpha_c", meaning=meaning
         )
+        if is_concrete(alpha.status) and int(alpha.status) == Status.absent and is_concrete(model):
+            failed = ~np.all(_have_offsets(model, rule))
+            alpha = replace(alpha, status=jnp.where(failed, Status.max_steps, alpha.status))
+        return alpha
+
+
+@program
+@precise
+def _have_offsets(layer: Layer, nodes: WideNodes) -> Bool[Array, " R"]:
+    """Return whether the best offsets without content were found."""
+    return lax.map(lambda nodes: without_content(layer, nodes)[1], nodes)
 
 
 @program
 @precise
 def _onsets(layer: Layer, nodes: WideNodes) -> Float[Array, " R"]:
     def one(nodes: WideNodes) -> Array:
-        _, M, N = without_content(layer, nodes)
+        (_, M, N), _ = without_content(layer, nodes)
 
         def excess(alpha: Array) -> Array:
             return convolution(layer.teacher, alpha * M, alpha * N).top - layer.tau
@@ -236,7 +249,7 @@ def perfect_recovery(model: Layer) -> Quantity:
     """Return the alpha from which on labels without noise reveal the teacher to the optimal learner, by counting.
 
     Raises:
-        InputError: the layer has noise, another teacher than a `Wishart` one, or hard attention.
+        InputError: the layer has noise, hard attention, or another teacher than `Wishart` and `GaussianFactors`.
     """
     return _recovery(model, "perfect_recovery", _counting, "from here on the optimal learner knows the teacher")
 
@@ -256,6 +269,7 @@ def ridge_recovery(model: Layer) -> Quantity:
 
 def _recovery(model: Layer, event: str, value: Callable[[Array, int], Array], meaning: str) -> Quantity:
     require_layer(model)
+    require_closed(model)
     if not isinstance(model.teacher, Wishart | GaussianFactors):
         raise InputError("teacher", f"must be a law of Gaussian factors for thresholds, got {model.teacher!r}")
     if model.is_hard:

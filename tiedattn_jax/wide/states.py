@@ -72,7 +72,8 @@ class WideState(WideNumbers):
         replicon: below one in a state of stable replica symmetry; infinite where the bound on the rank cuts through
             eigenvalues, not in a gap between them.
         margin: least determinant of the proximal equations; proximal points are minima where it is positive.
-        jumps: share of sentences at which two starts of the proximal operator differ; the lower point is taken.
+        jumps: share of sentences, or of their rows if untied, at which two starts of the proximal operator differ; the
+            lower point is taken.
         binds: whether the bound on the rank binds.
         residual: length of the last step, in logarithms of the conjugates and units of the teacher's scores.
         status: `Status` as an integer.
@@ -169,7 +170,7 @@ class WidePoint(Replicated):
         """Return alpha, what the state has learned, and all numbers with their error bars; NaN if it is not `ok`."""
         means, bars = self.shown()
         numbers = {name: (float(a), float(bars[name])) for name, a in means.items()}
-        if self.offset.size:
+        if self.offset.size and getattr(self.model, "sees", "") != "others":
             value, bar = self.position_shift()
             numbers["position"] = float(value), float(bar)
         if not self.ok:
