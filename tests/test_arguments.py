@@ -141,7 +141,7 @@ WITHOUT = {
     "wide.best_ridge": "nodes progress",
     "wide.gamp": "key",
     "wide.onset": "nodes progress",
-    "wide.run_instances": "nodes progress",
+    "wide.run_instances": "nodes",
     "wide.solve": "progress",
 }
 

@@ -62,7 +62,7 @@ WITHOUT = {
                    "wide.heldout_error", "wide.run_instances"},
     "a search in numbers": {"wide.best_ridge"},
     "no model": {"wide.singular_values"},
-    "no numbers": {"check", "load", "use_compilation_cache"},
+    "no numbers": {"check", "cite", "load", "use_compilation_cache"},
 }  # fmt: skip
 
 

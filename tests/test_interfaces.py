@@ -23,7 +23,7 @@ UNSTABLE = ("jax._src", "jax.core", "jax.extend", "jax.interpreters", "jax.exper
 INTERFACES = {
     "jax.core": ["ShapedArray", "Tracer"],
     "jax.experimental.compilation_cache.compilation_cache": ["reset_cache"],
-    "jax.experimental.multihost_utils": ["broadcast_one_to_all", "process_allgather"],
+    "jax.experimental.multihost_utils": ["live_devices", "process_allgather"],
     "jax.experimental.pallas": ["cdiv", "pallas_call", "program_id"],
     "jax.experimental.pallas.triton": ["CompilerParams", "load", "store"],
     "jax.experimental.sparse.linalg": ["lobpcg_standard"],

@@ -307,7 +307,7 @@ def test_bad_input(case, row):
 
 def test_steps_that_do_not_fit_into_memory(case, monkeypatch):
     """A step on demand takes 2 L n + (L + 1) d numbers; what stored sentences would take does not matter."""
-    monkeypatch.setattr(errors, "_memory", lambda: 2.0**18)
+    monkeypatch.setattr(errors, "memory", lambda: 2.0**18)
     for run in (train, gamp):
         with pytest.raises(InputError, match="steps must be smaller, got steps=100: the products of so many steps"):
             run(case.model, case.drawn, steps=100)

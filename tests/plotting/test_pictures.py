@@ -267,7 +267,8 @@ def wide_spectrum():
     """The spectrum of a wide layer whose eigenvalues are zero in a quarter of the cases, with a bump above zero."""
     values = np.linspace(0.0, 2.0, 5)
     density = 0.375 * values * (2 - values) / 0.5
-    return Namespace(values=values, density=density, weight=np.full(5, 0.15), zeros=np.array(0.25), edge=values[-1])
+    shares = {"weight": np.full(5, 0.15), "zeros": np.array(0.25)}
+    return Namespace(values=values, density=density, edge=values[-1], noun="eigenvalues", **shares)
 
 
 def wide_states(two=False):

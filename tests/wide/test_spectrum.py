@@ -198,6 +198,13 @@ def test_singular_values_of_a_product_need_no_product():
         singular_values(np.ones((4, 2)), np.ones((4, 3)))
 
 
+@pytest.mark.parametrize("kappa", [0.01, 0.5, 20.0])
+def test_quantiles_of_gaussian_factors_fill_their_interval(kappa):
+    values = GaussianFactors(kappa).eigenvalues(20_000)
+    assert np.all(np.diff(values) >= 0)
+    np.testing.assert_allclose([np.mean(values**2), values[-1]], [1, GaussianFactors(kappa).largest], rtol=2e-3)
+
+
 @pytest.mark.parametrize("kappa", [0.2, 1.0, 3.0])
 def test_gaussian_factors_have_the_singular_values_of_their_law(kappa):
     d = 600

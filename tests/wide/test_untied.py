@@ -1,5 +1,6 @@
 """Untied wide layers: reference numbers, exact twins, the potential, thresholds, and training in finite dimension."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 import tiedattn_jax as ta
-from tiedattn_jax.wide import channel
+from tiedattn_jax.wide import best, channel
 from tiedattn_jax.wide.laws import SingularValues
+from tiedattn_jax.wide.layer import require_closed
 from tiedattn_jax.wide.spectrum import convolution, spectral_prior
 
 layer = partial(ta.wide.UntiedDotProduct, tau=0.05)
@@ -259,6 +261,9 @@ def test_a_head_with_fewer_columns_has_zeros():
     law = SingularValues(ta.wide.singular_values(W_Q, W_K))
     assert np.sum(np.asarray(law.values) < 1e-12) == 9
     assert layer(teacher=law.values).teacher == law
+    np.testing.assert_allclose(law.ties, (9 / 12) ** 2 + 6 / 24**2, rtol=1e-6)
+    half = ta.wide.singular_values(*(W.astype(jnp.bfloat16) for W in (W_Q, W_K)))
+    np.testing.assert_allclose(half, law.values, atol=0.05 * float(law.values[-1]))
 
 
 class Mixed(ta.wide.UntiedLayer):
@@ -266,6 +271,44 @@ class Mixed(ta.wide.UntiedLayer):
 
     def loss(self, H, Y):
         return jnp.sum((H[0] - H[1] - Y[0] + Y[1]) ** 2)
+
+
+class Window(ta.wide.UntiedLayer):
+    """A student that attends to the first two tokens, and labels that show all."""
+
+    def loss(self, H, Y):
+        return 0.5 * jnp.sum((jax.nn.softmax(H[:, :2]) - jax.nn.softmax(Y)[:, :2]) ** 2)
+
+
+class All(ta.wide.UntiedLayer):
+    """A loss of every score, that of a token with itself, too."""
+
+    def loss(self, H, Y):
+        return 0.5 * jnp.sum((H - Y) ** 2)
+
+
+class Uneven(ta.wide.UntiedLayer):
+    """A loss of scores with others that pushes a student with content, but not one without."""
+
+    def loss(self, H, Y):
+        off = 1 - jnp.eye(3)
+        return jnp.sum(off * (0.5 * (H - Y) ** 2 + jnp.exp(H) - 1 - H - 0.5 * H**2))
+
+
+class FirstRow(ta.wide.UntiedLayer):
+    """A loss of one row."""
+
+    def loss(self, H, Y):
+        return 0.5 * jnp.sum((H[0, 1:] - Y[0, 1:]) ** 2)
+
+
+def test_what_a_loss_sees_does_not_depend_on_its_size():
+    """Rows are told apart by relative differences, and directions are found where a softmax is nearly saturated."""
+    for size in (1.0, 1e-4, 1e4):
+        assert Mixed(tau=0.1, teacher=[size]).blocks.shape[0] == 1
+        assert All(tau=0.1, teacher=[size]).blocks.shape == (2, 2, 2, 2)
+    assert layer(beta=300.0).seen == 2 and ta.wide.DotProduct(tau=0.05, beta=30.0).seen == 2
+    require_closed(FirstRow(tau=0.1, teacher=[1.0], tokens=3, sees="others"))
 
 
 @pytest.mark.parametrize(
@@ -294,6 +337,10 @@ class Mixed(ta.wide.UntiedLayer):
             lambda: layer(tokens=3, sees="others", omega=0.3, mixing=np.full((3, 3), 1 / 3)),
             "mixing must be rows of shares",
         ),
+        (lambda: require_closed(All(tau=0.1, teacher=[1.0], tokens=3, sees="others")), "loss must not depend on"),
+        (lambda: require_closed(Uneven(tau=0.1, teacher=[1.0], tokens=3, sees="others")), 'encodings must be "long"'),
+        (lambda: Window(tau=0.1, teacher=[1.0], tokens=3), "loss must depend on all scores of the teacher"),
+        (lambda: ta.wide.ridge_recovery(layer(sees="all")), "sees must not be all for theory"),
         (lambda: ta.wide.position(layer(encodings="long")), "model must be a tied DotProduct"),
         (lambda: ta.wide.best_ridge(layer(), 1.0, number="omega"), "number must be one of tau, kappa"),
         (lambda: ta.wide.best_ridge(layer(), 1.0, bracket=(0.1, 0.01)), "bracket must be 0 < low < high"),
@@ -325,15 +372,43 @@ def test_finite_dimension_knows_self_attention():
 def test_best_ridge():
     """For a quadratic loss the error is smooth in the ridge; its minimum is bracketed by neighbours."""
     model = one_score(noise=0.3)
-    best = ta.wide.best_ridge(model, 0.8, bracket=(0.03, 3.0), error="distance")
-    around = [one_score(noise=0.3, tau=float(best.tau) * factor) for factor in (0.95, 1.0, 1 / 0.95)]
+    found = ta.wide.best_ridge(model, 0.8, bracket=(0.03, 3.0), error="distance")
+    around = [one_score(noise=0.3, tau=float(found.tau) * factor) for factor in (0.95, 1.0, 1 / 0.95)]
     low, least, high = (float(ta.wide.solve(near, 0.8).distance) for near in around)
     assert least < min(low, high) and abs(high - low) < 0.02 * (high + low - 2 * least)
-    np.testing.assert_allclose(float(best.distance.value), least, rtol=1e-8)
-    assert best.where == "inside" and float(best.stderr) >= 1e-4 * float(best.tau)
+    np.testing.assert_allclose(float(found.distance.value), least, rtol=1e-8)
+    assert found.where == "inside" and float(found.stderr) >= 1e-4 * float(found.tau)
     end = ta.wide.best_ridge(model, 0.8, bracket=(1.0, 3.0), error="distance")
     assert end.where == "lower end" and float(end.tau) == pytest.approx(1.0)
     assert str(end).splitlines()[0] == "best tau = 1: converged"
+
+
+def test_a_width_that_does_not_bind_and_values_without_a_state(monkeypatch):
+    model = one_score(tau=0.3, kappa=0.5)
+    flat = ta.wide.best_ridge(model, 0.8, number="kappa", bracket=(0.6, 1.0), error="distance")
+    assert flat.where == "any value from there on" and float(flat.kappa) == pytest.approx(0.6)
+
+    def failing(model, alpha, nodes, start):
+        """A state that fails for small tau, next to the smallest error."""
+        state = ta.wide.solve(model, alpha, nodes)
+        status = jnp.full_like(state.replicates.status, 4 if float(model.tau) < 0.2 else 0)
+        numbers = {"status": status, "distance": jnp.full(2, float(model.tau))}
+        return replace(state, replicates=replace(state.replicates, **numbers))
+
+    monkeypatch.setattr(best, "solve", failing)
+    beside = ta.wide.best_ridge(model, 0.8, bracket=(0.1, 1.0), error="distance")
+    assert beside.where == "beside values without a usable state" and beside.status == ta.Status.unresolved
+    assert 0.2 <= float(beside.tau) < 0.35
+
+
+@pytest.mark.full
+def test_the_offsets_of_a_squared_loss_with_three_tokens():
+    """The best student without content explains the mean of the target."""
+    model = layer(tokens=3, omega=0.6, mixing=0.05 + 0.85 * np.eye(3), encodings="long")
+    onset = ta.wide.onset(model)
+    state = ta.wide.solve(model, 0.9 * float(onset.alpha))
+    assert onset.ok and state.ok and float(state.q) == 0
+    np.testing.assert_allclose(jax.nn.softmax(state.shifts, -1), 0.4 / 3 + 0.6 * np.asarray(model.mixing), atol=0.002)
 
 
 @pytest.mark.full
@@ -346,5 +421,5 @@ def test_the_best_width_of_a_teacher_with_a_power_law():
             return 0.5 * jnp.sum((H - Y) ** 2)
 
     model = Quadratic(teacher=values * np.sqrt(400 / np.sum(values**2)), tau=0.05, noise=0.05, tokens=1)
-    best = ta.wide.best_ridge(model, 1.0, number="kappa", error="distance")
-    assert 25 < 400 * float(best.kappa) < 27 and best.where == "inside"
+    found = ta.wide.best_ridge(model, 1.0, number="kappa", error="distance")
+    assert 25 < 400 * float(found.kappa) < 27 and found.where == "inside"
