@@ -202,7 +202,8 @@ def test_singular_values_of_a_product_need_no_product():
 def test_quantiles_of_gaussian_factors_fill_their_interval(kappa):
     values = GaussianFactors(kappa).eigenvalues(20_000)
     assert np.all(np.diff(values) >= 0)
-    np.testing.assert_allclose([np.mean(values**2), values[-1]], [1, GaussianFactors(kappa).largest], rtol=2e-3)
+    np.testing.assert_allclose(np.mean(values**2), 1, rtol=1e-3)
+    np.testing.assert_allclose(values[-1], GaussianFactors(kappa).largest, rtol=5e-3)
 
 
 @pytest.mark.parametrize("kappa", [0.2, 1.0, 3.0])

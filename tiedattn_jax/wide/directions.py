@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from ..base.errors import InputError
 
-_SEEN = 1e-6  # singular value, relative to the largest, above which the loss sees a direction of the scores
+_SEEN = 1e-6  # singular value over the largest above which the loss sees a direction of the scores; 1e3 eps if larger
 
 
 def _echelon(rows: Float[np.ndarray, "n k"], digits: int) -> Float[np.ndarray, "n k"]:
@@ -135,18 +135,22 @@ def blocks_of(layer: Any) -> str:
         raise InputError("loss", "must be finite and smooth for all scores, got a value or slope that is not finite")
     if not np.any(gradients):
         raise InputError("loss", "must depend on the scores, got a constant")
-    slopes = np.einsum("nab,pab->np", gradients, units)
-    slopes /= np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), np.finfo(slopes.dtype).tiny)  # of any size
+    slopes = np.einsum("nab,pab->np", gradients, units.astype(gradients.dtype))
+    # Slopes of any size show directions, but for those of a saturated softmax, which are rounding errors.
+    sizes, eps = np.linalg.norm(slopes, axis=1), np.finfo(slopes.dtype).eps
+    share = max(_SEEN, 1e3 * eps)
+    is_exact = sizes > 10 * eps / share * np.max(sizes)
+    slopes = slopes[is_exact] / sizes[is_exact, None]
     parts = [slopes * (layer.pairs[0] == row) for row in range(layer.tokens)] if by_row else [slopes]
-    least = _SEEN * float(np.linalg.norm(slopes, 2))
+    least = share * float(np.linalg.norm(slopes, 2))
     blocks = [_basis_of(part, least, units, variance) for part in parts if np.linalg.norm(part, 2) > least]
     most = max(map(len, blocks))
     padded = [np.pad(block, ((0, most - len(block)), (0, 0), (0, 0))) for block in blocks]
-    sizes = np.sum(units, (1, 2))  # of the squared units
-    seen = np.einsum("nab,pab->np", np.concatenate(blocks), units) / sizes
+    squares = np.sum(units, (1, 2))
+    seen = np.einsum("nab,pab->np", np.concatenate(blocks), units) / squares
     unseen = np.eye(len(units)) - np.linalg.pinv(seen) @ seen
     with jax.ensure_compile_time_eval():
-        moved = np.tensordot(np.einsum("nab,pab->np", Y, units) / sizes @ unseen, units, 1)
+        moved = np.tensordot(np.einsum("nab,pab->np", Y, units) / squares @ unseen, units, 1)
         if not are_same(losses(H, Y - moved)[0], values):
             text = "must depend on all scores of the teacher that it sees through those of the student, too"
             raise InputError("loss", f"{text}, got one whose labels use others")
