@@ -72,6 +72,20 @@ def test_sensitivities_where_the_loss_is_even():
     np.testing.assert_allclose(flat, 0.0, atol=1e-12)
 
 
+class OneScore(ta.wide.Layer):
+    """One score of one token."""
+
+    def loss(self, H, Y):
+        return jnp.sum((H - Y) ** 2)
+
+
+@pytest.mark.parametrize("alpha, error", [(0.148244, 0.560969), (0.221866, 0.326078), (0.36911, 0.011049)])
+def test_the_optimal_learner_of_a_quadratic_network(alpha, error):
+    """The errors are published (ExtensiveWidthQuadraticSamples)."""
+    model = OneScore(teacher=ta.wide.Wishart(0.5), tau=0.1, tokens=1)
+    np.testing.assert_allclose(ta.wide.bayes(model, alpha).distance, error, atol=2e-6)
+
+
 @pytest.mark.parametrize("ratio, distance", [(0.05, 0.95960), (0.5, 0.43161), (0.95, 0.03026), (0.99, 0.00721)])
 def test_distance_of_the_optimal_learner(ratio, distance):
     np.testing.assert_allclose(ta.wide.bayes(layer(), ratio * 0.1875).distance, distance, atol=6e-6)
