@@ -1,8 +1,9 @@
 """Wide layers: query-key matrices whose rank grows with the dimension.
 
+resolvents     resolvents of Gaussian factors
 laws           laws of the teacher's eigenvalues and singular values
-layer          the loss of scores, its numbers and scalings
 directions     what the loss sees of the scores
+layer          the loss of scores, its numbers and scalings
 attention      dot-product attention, tied and untied
 spectrum       the free convolution of a law with a semicircle, the prior's potential
 channel        averages over the scores: the proximal operator
