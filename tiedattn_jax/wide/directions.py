@@ -43,7 +43,7 @@ _PROBES = 4  # random scores for each pair of tokens
 
 
 @eqx.filter_jit
-def _losses(layer: Any, H: Float[Array, "K L L"], Y: Float[Array, "K L L"]) -> tuple[Float[Array, " K"], Array]:
+def _probed_losses(layer: Any, H: Float[Array, "K L L"], Y: Float[Array, "K L L"]) -> tuple[Float[Array, " K"], Array]:
     """Return losses, and their slopes in the student's scores, (K, L, L)."""
     return jax.vmap(jax.value_and_grad(layer.loss))(H, Y)
 
@@ -58,7 +58,7 @@ def probe(layer: Any) -> tuple[Callable[[Array, Array], tuple[Array, Array]], Ar
     known = jax.tree.map(lambda a: 0.7 * jnp.ones(a.shape, a.dtype) if isinstance(a, jax.core.Tracer) else a, layer)
     sizes = np.sqrt(float(known.teacher.rho)) * np.resize(_SIZES, len(draws))[:, None, None]
     H, Y = np.moveaxis(np.tensordot(draws * sizes, units, 1), 1, 0)
-    return partial(_losses, known), jnp.asarray(H), jnp.asarray(Y)
+    return partial(_probed_losses, known), jnp.asarray(H), jnp.asarray(Y)
 
 
 def _units(layer: Any) -> tuple[Float[np.ndarray, "K L L"], Float[np.ndarray, " K"]]:
