@@ -88,7 +88,7 @@ def test_links_to_hosted_notebooks():
     assert linked == {"README": HOSTED, "start": HOSTED, "gallery": HOSTED} | {name: {name} for name in HOSTED}
 
 
-@pytest.mark.parametrize("name", HOSTED)
+@pytest.mark.parametrize("name", sorted(HOSTED))
 @pytest.mark.parametrize("gpu", [None, "/usr/bin/nvidia-smi"])
 def test_hosted_notebooks_install_the_package(name, gpu, monkeypatch):
     """The cell behind the title installs the package where it is missing, with the extra of a GPU if there is one."""
