@@ -137,7 +137,7 @@ def blocks_of(layer: Any) -> str:
         raise InputError("loss", "must depend on the scores, got a constant")
     slopes = np.einsum("nab,pab->np", gradients, units.astype(gradients.dtype))
     # Slopes of any size show directions, but for those of a saturated softmax, which are rounding errors.
-    sizes, eps = np.linalg.norm(slopes, axis=1), np.finfo(slopes.dtype).eps
+    sizes, eps = np.linalg.norm(slopes, axis=1), float(np.finfo(slopes.dtype).eps)
     share = max(_SEEN, 1e3 * eps)
     is_exact = sizes > 10 * eps / share * np.max(sizes)
     slopes = slopes[is_exact] / sizes[is_exact, None]
