@@ -212,3 +212,19 @@ def test_gaussian_factors_have_the_singular_values_of_their_law(kappa):
     Q, K = np.random.default_rng(0).standard_normal((2, d, int(kappa * d)))
     values = singular_values(Q / np.sqrt(d), K / np.sqrt(d)) / np.sqrt(kappa)
     assert np.mean(np.abs(values - GaussianFactors(kappa).eigenvalues(d))) < 0.006  # half of it at d = 1,200
+
+
+@jax.jit
+def resolvent(law, u, s):
+    return law.resolvent(u, s, jnp.asarray(0.7))
+
+
+@pytest.mark.parametrize("kappa", [1e-3, 0.3, 20.0])
+def test_resolvents_of_gaussian_factors_near_zero_and_far(kappa):
+    """They are those of many quantiles; near zero a thin law is seen as its share of zeros."""
+    law = GaussianFactors(kappa)
+    atoms = SingularValues(law.eigenvalues(20_000))
+    for z in (1e-9 + 1e-9j, 1e-3 + 1e-4j, 50.0 + 0.1j, 1e6 + 1e3j):
+        found, expected = (resolvent(one, z.real, z.imag**2) for one in (law, atoms))
+        if abs(z) > 1 or kappa < 1:  # without zeros, atoms are too coarse near zero
+            np.testing.assert_allclose(np.stack(found), np.stack(expected), rtol=2e-3)

@@ -145,6 +145,9 @@ def _factors_root(u: AnyArray, s: AnyArray, M: AnyArray, k: AnyArray) -> Float[A
     tests = jnp.stack([-roots, -roots / Z, (1 - k - roots) * roots / Z])
     best = jnp.argmax(jnp.min(tests.imag / jnp.abs(tests), 0), 0)
     X = jnp.where(is_far, 1 + k * inverse, jnp.take_along_axis(roots, best[None], 0)[0])
+    zeros = jnp.maximum(1 - k, 0.0)  # share of the law at zero, the only thing that is seen from nearby
+    is_near = jnp.abs(Z) < eps**0.5 * zeros**3
+    X = jnp.where(is_near & ~is_far, zeros - k * Z / jnp.where(zeros > 0, zeros, 1.0) ** 2, X)
     G = X / z
     G = jnp.stack([jnp.where(u < 0, -G.real, G.real), G.imag / v])
     place = jnp.stack([u, jnp.ones_like(u)])
