@@ -77,7 +77,7 @@ def repository() -> str:
 
 
 def test_links_to_hosted_notebooks():
-    """They lead to files of this repository: README, start and gallery to both notebooks, each of these to itself."""
+    """They lead to files of this repository: README and start to both notebooks, each of these to itself."""
     pages = [NOTEBOOKS.parent / "README.md", *(NOTEBOOKS.parent / "docs").rglob("*.md"), *NOTEBOOKS.glob("*.ipynb")]
     linked = {}
     for page in pages:
@@ -85,7 +85,7 @@ def test_links_to_hosted_notebooks():
             owner, _, path = target.partition("/blob/main/")
             assert f"https://github.com/{owner}" == repository() and (NOTEBOOKS.parent / path).exists(), target
             linked.setdefault(page.stem, set()).add(Path(path).stem)
-    assert linked == {"README": HOSTED, "start": HOSTED, "gallery": HOSTED} | {name: {name} for name in HOSTED}
+    assert linked == {"README": HOSTED, "start": HOSTED} | {name: {name} for name in HOSTED}
 
 
 @pytest.mark.parametrize("name", sorted(HOSTED))
