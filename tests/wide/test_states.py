@@ -263,7 +263,7 @@ def test_long_encodings(options, numbers, offsets):
     found = [float(getattr(state, name)) for name in ("q", "m", "trace", "energy")]
     np.testing.assert_allclose(found, numbers, rtol=1e-5)
     np.testing.assert_allclose(_offsets(state), offsets, atol=6e-6)  # five decimals are known
-    assert any(line.split()[0] == "offset" for line in str(state).splitlines())
+    assert any(line.split()[0] == "shifts" for line in str(state).splitlines())
 
 
 def _offsets(state):
@@ -298,7 +298,8 @@ def test_a_spike_on_nodes_that_are_exact_for_a_quadratic_loss():
     x, weights = np.polynomial.hermite_e.hermegauss(3)
     grid = np.stack(np.meshgrid(*[x] * 6, indexing="ij")).reshape(1, 6, -1)
     weight = np.prod(np.meshgrid(*[weights / weights.sum()] * 6, indexing="ij"), 0).reshape(1, -1)
-    nodes = channel.WideNodes(*(jnp.asarray(a) for a in (grid[:, :2], grid[:, 2:4], grid[:, 4:], weight)))
+    row = np.ones((1, 1, weight.shape[1]))
+    nodes = channel.WideNodes(*(jnp.asarray(a) for a in (grid[:, :2], grid[:, 2:4], grid[:, 4:], weight, row)))
     made = partial(Positions, teacher=ta.wide.Wishart(0.5), tau=0.05)
 
     @jax.jit
@@ -371,7 +372,7 @@ def test_two_starts_find_the_lowest_proximal_points(V):
     nodes = first(channel.wide_nodes(model, ta.Sobol(2**11)))
     q, m, V = (jnp.asarray(number) for number in (1.2, 0.3, V))
     w, y = channel.score_fields(nodes, q, m, model.teacher.rho)
-    shift = jnp.zeros((2, 1))
+    shift = channel.Inside(jnp.zeros((2, 1)), nodes.row)
 
     def energy(h):
         return np.asarray(
