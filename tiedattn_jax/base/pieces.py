@@ -28,7 +28,7 @@ from .files import Store
 from .programs import Traced, use_compilation_cache
 from .saved import pack, unpack
 
-# What a folder must do, see `Store`.
+# Errors say this of a folder, see `Store`.
 PIECES = "hold pieces of the same question, settings, options and version only"
 _PIECE, _RESULT = "piece-", "result"  # beginning of the name of a piece, and the name of its array
 _MOST, _COUNT = 32, 64  # settings in a piece, at most; pieces that few settings are cut into
@@ -176,6 +176,18 @@ def computed(
             results[number] = share[number]
             done(number)
     return [results[number] for number in range(count)]
+
+
+def none_lost(results: list[Any], store: Store) -> list[Any]:
+    """Return what `computed` returned.
+
+    Raises:
+        RuntimeError: a worker was lost.
+    """
+    for problem in results:
+        if isinstance(problem, BaseException):
+            raise RuntimeError(f"a worker was lost: {problem or type(problem).__name__}; {store.hint}") from problem
+    return results
 
 
 def _finished(store: Store) -> dict[int, Any]:

@@ -35,7 +35,7 @@ from ..base import VERSION
 from ..base.arrays import AnyArray, unstacked
 from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
 from ..base.files import Store, fingerprint
-from ..base.pieces import PIECES, computed
+from ..base.pieces import PIECES, computed, none_lost
 from ..base.progress import Progress, counter, reporter
 from ..base.report import Description, Row
 from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
@@ -330,13 +330,9 @@ def run_instances(
         computation = {"fingerprint": fingerprint(model.identity_text(), name_of(run), *numbers)}
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
-    rows = list[Instance]()
-    for piece in computed(
-        _instances, pieces.__getitem__, len(pieces), store, executor, lambda k: count(len(pieces[k][-1]))
-    ):
-        if isinstance(piece, BaseException):
-            raise RuntimeError(f"a worker was lost: {piece or type(piece).__name__}; {store.hint}") from piece
-        rows += piece
+    sizes = [len(piece[-1]) for piece in pieces]
+    found = computed(_instances, pieces.__getitem__, len(pieces), store, executor, lambda k: count(sizes[k]))
+    rows = [row for piece in none_lost(found, store) for row in piece]
     return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 

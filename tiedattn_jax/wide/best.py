@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -26,6 +27,9 @@ _PER_DECADE = 6  # values at which the error is first looked at
 _TOL = 1e-4  # of the logarithm of the best value
 _FLAT = 1e-7  # relative difference of errors below which none is smaller
 _OFFSET = 0.05  # of the parabola that gives every replicate its own minimum
+
+
+INSIDE, BESIDE, FLAT = "inside", "beside values without a usable state", "any value from there on"
 
 
 def best_ridge(
@@ -93,44 +97,48 @@ def best_ridge(
 
     grid = np.linspace(np.log(high), np.log(low), count)
     means = np.array([float(jnp.mean(errors(x))) for x in grid.tolist()])
-    event = f"best {number}"
+    words: dict[str, Any] = {"name": number, "event": f"best {number}"}
     if not np.any(np.isfinite(means)):
         note = "no value in the bracket has a state that can be used"
-        return Quantity.of(jnp.full(2, jnp.nan), status=Status.absent, known=False, name=number, event=event, note=note)
-    # Where a number does not matter, as a width that does not bind, the errors are equal but for the search.
-    smallest = np.flatnonzero(means <= np.nanmin(means) * (1 + _FLAT))
-    k = int(smallest[-1])
-    neighbours = means[max(k - 1, 0) : k + 2]
-    if len(smallest) > 1:
-        where = "any value from there on"
-    elif not np.all(np.isfinite(neighbours)):
-        where = "beside values without a usable state"
-    else:
-        where = {0: "upper end", count - 1: "lower end"}.get(k, "inside")
+        return Quantity.of(jnp.full(2, jnp.nan), status=Status.absent, known=False, note=note, **words)
+    k, where = _smallest(means)
     x, values = grid[k], jnp.full(2, np.exp(grid[k]))
-    if where == "inside":
-        ends = grid[k + 1], grid[k - 1]
-        found = minimize_scalar(
-            lambda x: float(jnp.mean(errors(float(x)))), bounds=ends, method="bounded", options={"xatol": _TOL}
-        )
-        x = float(found.x)
-        below, at, above = (errors(y) for y in (x - _OFFSET, x, x + _OFFSET))
-        bend = jnp.mean(above - 2 * at + below)
-        shifts = 0.5 * (below - above) / bend * _OFFSET
-        # At a kink there is no parabola, and all replicates have the minimum there.
-        smooth = bool(jnp.all(jnp.isfinite(shifts)) & (jnp.max(jnp.abs(shifts)) < _OFFSET))
-        values = jnp.exp(x + (shifts - jnp.mean(shifts) if smooth else 0 * at))
+    if where == INSIDE:
+        x, values = _refined(errors, grid[k + 1], grid[k - 1])
     state = state_at(float(x))
-    least = Average(getattr(state, error), error_bar(getattr(state.replicates, error)))
     best = Quantity.of(
         values,
-        status=int(state.status) if where != "beside values without a usable state" else Status.unresolved,
+        status=Status.unresolved if where == BESIDE else int(state.status),
         branches=(state,),
-        further={error: least},
-        name=number,
-        event=event,
+        further={error: Average(getattr(state, error), error_bar(getattr(state.replicates, error)))},
         labels=(("where", where),),
         meaning=f"the {error} is smallest there",
+        **words,
     )
     # The place is known no better than the search ends.
-    return eqx.tree_at(lambda best: best.stderr, best, jnp.hypot(best.stderr, _TOL * best.value * (where == "inside")))
+    return eqx.tree_at(lambda best: best.stderr, best, jnp.hypot(best.stderr, _TOL * best.value * (where == INSIDE)))
+
+
+def _smallest(means: Float[np.ndarray, " G"]) -> tuple[int, str]:
+    """Return the place of the smallest of the errors at decreasing values, and where it is, see `best_ridge`."""
+    # Where a number does not matter, as a width that does not bind, the errors are equal but for the search.
+    smallest = np.flatnonzero(means <= np.min(means) * (1 + _FLAT))
+    k = int(smallest[-1])
+    if len(smallest) > 1:
+        return k, FLAT
+    if not np.all(np.isfinite(means[max(k - 1, 0) : k + 2])):
+        return k, BESIDE
+    return k, {0: "upper end", len(means) - 1: "lower end"}.get(k, INSIDE)
+
+
+def _refined(
+    errors: Callable[[float], Float[Array, " R"]], low: float, high: float
+) -> tuple[float, Float[Array, " R"]]:
+    """Return the place of the smallest mean error between two logarithms, and the best value in every replicate."""
+    ends = {"bounds": (low, high), "method": "bounded", "options": {"xatol": _TOL}}
+    x = float(minimize_scalar(lambda x: float(jnp.mean(errors(float(x)))), **ends).x)
+    below, at, above = (errors(y) for y in (x - _OFFSET, x, x + _OFFSET))
+    shifts = 0.5 * (below - above) / jnp.mean(above - 2 * at + below) * _OFFSET
+    # At a kink there is no parabola, and all replicates have the minimum there.
+    smooth = bool(jnp.all(jnp.isfinite(shifts)) & (jnp.max(jnp.abs(shifts)) < _OFFSET))
+    return x, jnp.exp(x + (shifts - jnp.mean(shifts) if smooth else 0 * at))

@@ -100,15 +100,21 @@ def is_balanced(layer: Any) -> bool:
     """
     rows, columns = other_tokens(layer.tokens)
 
-    def moved(a: Array, k: int) -> Array:
-        return a.at[:, rows, columns].set(a[:, rows, np.roll(columns, k, 1)])
+    def orders(scores: Array) -> Float[np.ndarray, "V K L L"]:
+        """Return scores in all orders of the other tokens that are rotations, with both signs."""
+        rotated = np.repeat(np.asarray(scores)[None], columns.shape[1], 0)
+        for k, one in enumerate(rotated):
+            one[:, rows, columns] = one[:, rows, np.roll(columns, k, 1)]
+        return np.concatenate([rotated, -rotated])
 
     with jax.ensure_compile_time_eval():
         losses, H, Y = probe(layer)
-        for start in (0 * H, H):
-            at = [(sign * moved(start, k), sign * moved(Y, k)) for k in range(columns.shape[1]) for sign in (1, -1)]
-            slopes = [np.asarray(layer.coordinates(jnp.moveaxis(losses(*pair)[1], 0, -1))) for pair in at]
-            if np.max(np.abs(sum(slopes))) > _SAME * np.max(np.abs(slopes)):
+        labels = orders(Y)
+        for start in (orders(0 * H), orders(H)):
+            _, slopes = losses(*(jnp.asarray(scores.reshape(-1, *H.shape[1:])) for scores in (start, labels)))
+            parts = np.asarray(layer.coordinates(jnp.moveaxis(slopes, 0, -1)))
+            push = parts.reshape(*parts.shape[:2], *labels.shape[:2]).sum(2)
+            if np.max(np.abs(push)) > _SAME * np.max(np.abs(parts)):
                 return False
     return True
 
@@ -139,8 +145,8 @@ def blocks_of(layer: Any) -> str:
     # Slopes of any size show directions, but for those of a saturated softmax, which are rounding errors.
     sizes, eps = np.linalg.norm(slopes, axis=1), float(np.finfo(slopes.dtype).eps)
     share = max(_SEEN, 1e3 * eps)
-    is_exact = sizes > 10 * eps / share * np.max(sizes)
-    slopes = slopes[is_exact] / sizes[is_exact, None]
+    exact = sizes > 10 * eps / share * np.max(sizes)
+    slopes = slopes[exact] / sizes[exact, None]
     parts = [slopes * (layer.pairs[0] == row) for row in range(layer.tokens)] if by_row else [slopes]
     least = share * float(np.linalg.norm(slopes, 2))
     blocks = [_basis_of(part, least, units, variance) for part in parts if np.linalg.norm(part, 2) > least]

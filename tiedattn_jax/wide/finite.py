@@ -28,7 +28,7 @@ from ..base.errors import (
     shaped_array,
 )
 from ..base.report import Description, rows_of
-from ..base.results import Average, Result, Status, error_bar
+from ..base.results import Average, Result, Status, student_factor
 from .channel import Inside, response, score_prox, tolerance
 from .layer import Layer, require_layer
 from .states import WideNumbers, WidePoint
@@ -95,7 +95,7 @@ def sample_data(model: Layer, d: int, alpha: Number, key: Array) -> WideData:
     n, L, dtype = max(1, round(count)), model.tokens, model.tau.dtype
     require_memory(_MEMORY * n * L * d * dtype.itemsize, "d", d, f"{n} sentences of {L} tokens")
     keys = jax.random.split(key, 4)
-    crosses = getattr(model, "sees", "") == "cross"
+    crosses = model.has_keys
 
     def drawn(key: Array, count: int, draw: Callable[[Array], Array]) -> list[Array]:
         """Return what is drawn for queries, and a second draw for keys if the count is two."""
@@ -367,7 +367,8 @@ def _mean_loss(layer: Layer, data: WideData, S: Array, key: Array | None, blocks
         losses = jax.vmap(layer.loss)(scores(layer, data.token_pairs, S), data.scores)
     else:
         losses = _fresh_losses(layer, data, S, key, blocks)
-    return Average(jnp.mean(losses), error_bar(losses))
+    scale = float(student_factor(losses.size) / np.sqrt(losses.size))  # as in `error_bar`, for one number of losses
+    return Average(jnp.mean(losses), scale * jnp.std(losses, ddof=1))
 
 
 def gamp(

@@ -101,8 +101,7 @@ class _SearchSetting(NamedTuple):
     def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Rules]:
         """Return (q, m, V) and the offsets, and the constraints that they ask for."""
         content, binds, on_boundary = self.rules
-        if self.layer.sides == 1:
-            on_boundary |= _height(self.layer, u[3:]) < 0
+        on_boundary |= _height(self.layer, u[3:]) < 0
         if content is None:
             return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
         curve, _, P = self.spectrum(u)
@@ -247,11 +246,15 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
     frozen, guess = lax.stop_gradient((setting, guess))
     tol, x = tolerance(_TOL, _ROUNDING, guess[0]), jnp.zeros_like(guess[0])
 
+    def has_content(end: _SearchState) -> Bool[Array, ""]:
+        """Return whether a search found a state with content."""
+        return (end.length <= tol) & frozen._replace(rules=end.rules).has_content
+
     def climb(state: _Climb) -> _Climb:
         factor = jnp.where(state.rung == 0, 1.0, _RUNG ** (_RUNGS - state.rung)).astype(x.dtype)
         at = frozen._replace(layer=eqx.tree_at(lambda layer: layer.tau, frozen.layer, factor * frozen.layer.tau))
         end = _broyden_steps(at, state.guess, tol)
-        found = (end.length <= tol) & frozen._replace(rules=end.rules).has_content
+        found = has_content(end)
         place, slope = end.guess
         step = jnp.where(jnp.all(jnp.isfinite(state.place)) & (state.rung > 1), place - state.place, 0.0)
         known, ahead = either(found, (place, (place + step, slope)), (state.place, state.guess))
@@ -263,8 +266,7 @@ def _broyden_search(setting: _SearchSetting, guess: _Start) -> tuple[Array, _Sea
     none = _SearchState.first(frozen, x)
     last = lax.while_loop(goes_on, climb, _Climb(jnp.asarray(0), none, none, x + jnp.nan, guess))
     end = either(last.rung > _RUNGS, last.end, last.first)  # a rung that fails is one of another tau
-    found = (end.length <= tol) & setting._replace(rules=end.rules).has_content
-    guess = either(found, end.guess, guess)
+    guess = either(has_content(end), end.guess, guess)
     setting = setting._replace(points=end.points, rules=end.rules)
     # An entry of a batch that failed has no slope.
     setting = either(jnp.all(jnp.isfinite(end.guess[0])), setting, lax.stop_gradient(setting))

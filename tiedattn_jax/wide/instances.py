@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import fields
@@ -18,8 +17,8 @@ from jaxtyping import Array, Key, PRNGKeyArray
 from ..base import VERSION
 from ..base.errors import as_flag, require_keys, require_kind, require_takes
 from ..base.files import Store, fingerprint
-from ..base.pieces import PIECES, computed
-from ..base.progress import Progress, reporter
+from ..base.pieces import PIECES, computed, none_lost
+from ..base.progress import Progress, counter, reporter
 from ..base.report import Description, with_error
 from ..base.results import Column, InTable, Status, error_bar
 from ..base.saved import name_of
@@ -130,17 +129,10 @@ def run_instances(
         state = solve(at_dimension(model, d), alpha, nodes=nodes)
         predicted, bars = WideNumbers.of(state.mean), WideNumbers.of(state.stderr)
         branch, theory_status = state.region, int(state.status)
-    report, count = reporter(progress, "instances"), itertools.count(1)
-
-    def done(number: int) -> None:
-        report(next(count), len(keys))
-
-    report(0, len(keys))
+    count = counter(reporter(progress, "instances"), len(keys))
     pieces = [(model, d, alpha, run, sentences, (predicted, bars, branch), theory_status, key) for key in keys]
-    cells = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, done)
-    for problem in cells:
-        if isinstance(problem, BaseException):
-            raise RuntimeError(f"a worker was lost: {problem or type(problem).__name__}; {store.hint}") from problem
+    found = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, lambda k: count(1))
+    cells = none_lost(found, store)
     return Table("wide instances", ("instance",), (np.arange(float(len(cells))),), tuple(cells))
 
 

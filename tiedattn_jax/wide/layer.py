@@ -143,6 +143,16 @@ class Layer(Printed):
         return np.triu_indices(self.tokens)
 
     @property
+    def has_keys(self) -> bool:
+        """Whether keys belong to other tokens than queries."""
+        return False
+
+    @property
+    def has_own_scores(self) -> bool:
+        """Whether there are scores of a token with itself, or of a query with the key in its place."""
+        return True
+
+    @property
     def is_long(self) -> bool:
         """Whether the length of the encodings grows with d."""
         return isinstance(self.encodings, Long)
@@ -298,7 +308,15 @@ class UntiedLayer(Layer):
 
     @property
     def pairs(self) -> tuple[np.ndarray, ...]:
-        return np.nonzero(~np.eye(self.tokens, dtype=bool) if self.sees == "others" else np.ones([self.tokens] * 2))
+        return np.nonzero(np.ones([self.tokens] * 2) if self.has_own_scores else 1 - np.eye(self.tokens))
+
+    @property
+    def has_keys(self) -> bool:
+        return self.sees == "cross"
+
+    @property
+    def has_own_scores(self) -> bool:
+        return self.sees != "others"
 
     def _words(self) -> list[tuple[str, str]]:
         return [("sees", self.sees)]
@@ -333,7 +351,7 @@ def require_closed(layer: Layer) -> None:
     if layer.sees == "all":
         use = 'use sees="cross" or "others" for theory, or `train` in finite dimension'
         raise InputError("sees", f"must not be all for theory, because x^T S x sees half of S and {why}: {use}")
-    if len(np.unique(np.nonzero(layer.blocks)[2])) > len(layer.blocks):
+    if any(np.ptp(np.nonzero(block)[1]) for block in layer.blocks):  # it has scores of several rows
         raise InputError("loss", f'must be a sum over the rows for sees="others", because {why} otherwise')
     if sees_diagonal(layer):
         raise InputError("loss", 'must not depend on scores of a token with itself for sees="others", which have none')

@@ -170,7 +170,7 @@ class WidePoint(Replicated):
         """Return alpha, what the state has learned, and all numbers with their error bars; NaN if it is not `ok`."""
         means, bars = self.shown()
         numbers = {name: (float(a), float(bars[name])) for name, a in means.items()}
-        if self.offset.size and getattr(self.model, "sees", "") != "others":
+        if self.offset.size and self.model.has_own_scores:
             value, bar = self.position_shift()
             numbers["position"] = float(value), float(bar)
         if not self.ok:
