@@ -10,6 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.wide import best, channel
+from tiedattn_jax.wide.finite import _divergence, _Spectral
 from tiedattn_jax.wide.laws import SingularValues
 from tiedattn_jax.wide.layer import require_closed
 from tiedattn_jax.wide.spectrum import convolution, spectral_prior
@@ -243,6 +244,23 @@ def test_training_and_message_passing_end_at_the_same_matrix(data):
     np.testing.assert_allclose(
         [trained.q, trained.m, trained.energy], [theory.q, theory.m, theory.energy], rtol=0.08
     )  # one draw, and a deviation of 1 / d
+
+
+@pytest.mark.parametrize("model", [layer(tau=0.7), ta.wide.DotProduct(tau=0.7)], ids=["untied", "tied"])
+def test_the_response_of_message_passing_is_a_divergence(model):
+    """Its fixed point does not depend on the response, so that only differences of the threshold show a wrong one."""
+    d, step = 5, 1e-6
+    Y = np.random.default_rng(0).standard_normal((d, d))
+    Y = Y if model.sides == 2 else Y + Y.T
+    threshold = jax.jit(lambda Y: _Spectral.of(model, Y).beyond(model.tau))
+    total = 0.0
+    for i, j in zip(*(np.nonzero(np.ones((d, d))) if model.sides == 2 else np.triu_indices(d)), strict=True):
+        move = np.zeros((d, d))
+        move[i, j] = step
+        if model.sides == 1:
+            move[j, i] = step
+        total += (threshold(Y + move) - threshold(Y - move))[i, j] / (2 * step)
+    np.testing.assert_allclose(_divergence(model, _Spectral.of(model, jnp.asarray(Y)).values), total / d**2, rtol=1e-7)
 
 
 @pytest.mark.full

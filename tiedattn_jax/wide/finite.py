@@ -435,8 +435,8 @@ def _message_passing(layer: Layer, data: WideData, damping: Array, steps: int) -
 def _divergence(layer: Layer, values: Float[Array, " d"]) -> Float[Array, ""]:
     """Return the divergence of the threshold f over d^2, from eigenvalues or singular values y.
 
-    It is the sum over pairs i <= j of f[y_i, y_j] for symmetric matrices. For others it is the sum over all pairs of
-    the mean of f[y_i, y_j] and f[y_i, -y_j].
+    It is the sum over pairs i <= j of f[y_i, y_j] for symmetric matrices. For others it is the sum over all i and j of
+    the mean of f[y_i, y_j] and f[y_i, -y_j], and of the slope f'(y_i) for i = j.
     """
     f = jnp.maximum(values - layer.tau, 0.0)
     gap = values[:, None] - values
@@ -444,4 +444,5 @@ def _divergence(layer: Layer, values: Float[Array, " d"]) -> Float[Array, ""]:
     if layer.sides == 1:
         return jnp.sum(jnp.triu(slope)) / values.size**2
     both = values[:, None] + values
-    return jnp.mean(slope + (f[:, None] + f) / jnp.where(both > 0, both, 1.0)) / 2
+    mirrored = (f[:, None] + f) / jnp.where(both > 0, both, 1.0)
+    return jnp.mean(jnp.where(jnp.eye(values.size) > 0, slope, (slope + mirrored) / 2))
