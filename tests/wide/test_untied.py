@@ -368,6 +368,10 @@ def test_what_a_loss_sees_does_not_depend_on_its_size():
             "model must have concrete numbers",
         ),
         (lambda: ta.wide.singular_values(np.ones((3, 2)), np.ones((2, 2))), "W_K must have shape"),
+        (
+            lambda: ta.wide.train(layer(), ta.wide.sample_data(layer(sees="all"), 4, 1.0, jax.random.key(0))),
+            "data must be sentences of 2 tokens with keys of their own, like the layer",
+        ),
         (lambda: ta.wide.singular_values(np.full((3, 2), np.nan), np.ones((3, 2))), "W_Q must be finite"),
     ],
 )

@@ -182,6 +182,11 @@ def train(
 def _require_data(model: Layer, data: WideData) -> None:
     require_layer(model)
     require_kind(data, "data", WideData, "sentences from wide.sample_data")
+    have_keys, tokens = data.keys is not None, data.x.shape[1]
+    if (have_keys, tokens) != (model.has_keys, model.tokens):
+        kinds = {True: "keys of their own", False: "keys that are their queries"}
+        text = f"must be sentences of {model.tokens} tokens with {kinds[model.has_keys]}, like the layer"
+        raise InputError("data", f"{text}, got {tokens} tokens with {kinds[have_keys]}")
 
 
 def _empirical(layer: Layer, data: WideData, S: Array) -> Float[Array, ""]:
