@@ -19,6 +19,7 @@ from parts import part
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
 from tiedattn_jax.base import programs as compiled
+from tiedattn_jax.base import progress
 
 FAST = "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=while-loop-invariant-code-motion"
 if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
@@ -74,10 +75,18 @@ def _clear_programs():
         jax.clear_caches()
 
 
+def _stop_telling():
+    """Stop to tell of long compilations, which a process does once it has shown a bar."""
+    if progress._tell_of_compilations.cache_info().currsize:
+        jax.monitoring.unregister_event_duration_listener(progress._tell)
+        progress._tell_of_compilations.cache_clear()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def clear_after_a_file():
     yield
     _clear_programs()
+    _stop_telling()
 
 
 @pytest.fixture(autouse=True)

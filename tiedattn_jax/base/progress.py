@@ -97,13 +97,13 @@ def in_parts(progress: Progress) -> Progress:
 @functools.cache  # once a process
 def _tell_of_compilations() -> None:
     """Print a line from now on for every program that takes long to compile."""
+    jax.monitoring.register_event_duration_secs_listener(_tell)
 
-    def tell(event: str, duration_secs: float, **about: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG and sys.stderr is not None:
-            name = about.get("fun_name", "a program")
-            tqdm.write(f"tiedattn_jax: compiled {name} in {duration_secs:.0f} s", file=sys.stderr)
 
-    jax.monitoring.register_event_duration_secs_listener(tell)
+def _tell(event: str, duration_secs: float, **about: str | int) -> None:
+    if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG and sys.stderr is not None:
+        name = about.get("fun_name", "a program")
+        tqdm.write(f"tiedattn_jax: compiled {name} in {duration_secs:.0f} s", file=sys.stderr)
 
 
 class _Bar:
