@@ -18,8 +18,7 @@ from parts import part
 
 import tiedattn_jax as ta
 from tiedattn_jax.averages.rules import Rule
-from tiedattn_jax.base import programs as compiled
-from tiedattn_jax.base import progress
+from tiedattn_jax.base import programs as compiled, progress
 
 FAST = "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=while-loop-invariant-code-motion"
 if "PYTEST_XDIST_WORKER" not in os.environ and "XLA_FLAGS" not in os.environ:
