@@ -110,7 +110,7 @@ def isolated(tmp_path, monkeypatch):
 
 
 # Pages whose programs take longer to compile than to run.
-QUICK = [f"docs/howto/{name}.md" for name in ("own_layer", "own_layer_hooks", "penalties", "retrieval")]
+QUICK = [f"docs/howto/{name}.md" for name in ("own_layer", "own_layer_hooks", "penalties")]
 
 
 @pytest.mark.full

@@ -240,3 +240,6 @@ def test_states_to_start_from_belong_to_the_event(defaults, model, lines):
     for start in ([positional], [positional, positional], [positional, moved], positional):
         with pytest.raises(ta.InputError, match="start must be a FixedPoint for each of"):
             ta.critical_alpha(model, lines, start=start)
+    for start in (None, semantic, [semantic], [semantic, moved], [semantic] * 3):
+        with pytest.raises(ta.InputError, match="start must be two FixedPoints of any branches at one alpha"):
+            ta.find_event(model, "crossing", lines, start=start)

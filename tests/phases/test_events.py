@@ -64,8 +64,10 @@ def test_the_number_of_every_event():
     for name, pair in numbers.items():
         for branch, number in zip(("semantic", "positional"), pair, strict=True):
             np.testing.assert_allclose(EVENTS[f"{branch} {name}"].value(state), number)
-    losses = states(train_loss=0.5), states(train_loss=0.2)
-    np.testing.assert_allclose(EVENTS["alpha_c"].value(*losses), 0.3)
+    losses = states(train_loss=0.5, gen_error=0.3), states(train_loss=0.2, gen_error=0.4)
+    for name in ("alpha_c", "crossing"):
+        np.testing.assert_allclose(EVENTS[name].value(*losses), 0.3)
+    assert np.all(np.isnan(EVENTS["crossing"].value(losses[0], losses[0])))  # one state
     assert EVENTS["alpha_c"].branches == ("positional", "semantic")
     single_branches = {name: event.branches for name, event in EVENTS.items() if len(event.branches) == 1}
     for name, (branch,) in single_branches.items():

@@ -90,6 +90,21 @@ def test_linear_crossing(model, lines, critical, start):
     np.testing.assert_allclose(gradient.omega, crossing.sensitivities.omega, rtol=1e-4)
 
 
+def test_a_crossing_of_two_given_states(model, lines, critical, start):
+    """alpha_c by states without a name, whose theta and m are both free; and followed through a number."""
+    crossing = ta.find_event(model, "crossing", lines, start=start)
+    np.testing.assert_allclose(crossing.alpha, critical.alpha, rtol=1e-3)
+    for k in ALPHA_C_SENSITIVITIES:
+        np.testing.assert_allclose(getattr(crossing.sensitivities, k), getattr(critical.sensitivities, k), rtol=1e-2)
+    assert crossing.ok and [state.branch for state in crossing.branches] == [None, None]
+    np.testing.assert_allclose(crossing.rs_shift.value, critical.rs_shift.value, rtol=0.2)
+    options = {"event": "crossing", "nodes": lines, "follow": True}
+    curve = ta.sweep(ta.find_event, model, start=crossing.branches, omega=[0.3, 0.31], **options)
+    np.testing.assert_allclose(np.diff(curve.alpha) / 0.01, critical.sensitivities.omega, rtol=3e-2)
+    lost = ta.find_event(model, "crossing", lines, start=start[:1] * 2)
+    assert lost.status == ta.Status.absent and "both have become one, at alpha = 1.2" in lost.reason
+
+
 @pytest.mark.full
 def test_a_crossing_of_the_only_branch(lines):
     """At sigma = .675 one branch begins where the other has ended: there is an alpha_l, .79872(33), but no alpha_c."""

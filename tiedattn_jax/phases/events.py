@@ -24,8 +24,10 @@ from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..theory.observables import gen_error_in, gen_error_linear_in, growths_in
 from ..theory.quantities import Quantity
-from ..theory.states import FixedPoint
+from ..theory.states import FixedPoint, State
 
+CROSSING = "crossing"  # of the losses of two states that the caller gives, whose branches need no name
+_SAME = 1e-4  # relative difference below which two states are the same
 Observable = Callable[[Model, Float[Array, ""], Overlaps, Replicate, Float[Array, " 2"]], Float[Array, ""]]
 
 
@@ -92,6 +94,18 @@ def _growth(name: str, branch: str, *weights: float) -> Event:
     )
 
 
+def _of_two_states(first: State, second: State) -> Float[Array, " *R"]:
+    """Return the difference of the losses of two states; NaN where both are one state, whose losses are always equal.
+
+    Two states are one if traces of q and test errors agree, which a rotation of the columns does not change.
+    """
+    traces = [jnp.trace(s.overlaps.q, axis1=-2, axis2=-1) for s in (first, second)]
+    errors = [s.gen_error[..., None] for s in (first, second)]
+    a, b = (jnp.concatenate(each, -1) for each in zip(traces, errors, strict=True))
+    is_one = jnp.all(jnp.abs(a - b) <= _SAME * jnp.maximum(jnp.abs(a), jnp.abs(b)), -1)
+    return jnp.where(is_one, jnp.nan, first.train_loss - second.train_loss)
+
+
 EVENTS = {
     event.name: event
     for event in (  # signs are such that the numbers usually rise with alpha
@@ -101,6 +115,7 @@ EVENTS = {
             lambda p, s: p.train_loss - s.train_loss,
             meaning="the global minimum is positional below, semantic above",
         ),
+        Event(CROSSING, (None, None), _of_two_states, meaning="the first state given is lower below, the second above"),
         # The branch's test error falls below that of the linear baseline; alpha_l may be one of these.
         _baseline("semantic"),
         _baseline("positional"),
@@ -147,7 +162,8 @@ def as_event(number: Quantity, event: str, branches: tuple[FixedPoint, ...] = ()
 
     If no event was found, all numbers are NaN but `ended_at`, the alpha where the search ended. The status is then
     `absent` if there is no event where the search looked. If a branch was not settled there, the question is open: the
-    status is that of the branch. At alpha_c, `rs_shift` estimates the shift by one step of replica symmetry breaking.
+    status is that of the branch. Where two losses cross, `rs_shift` estimates the shift by one step of replica symmetry
+    breaking.
 
     Args:
         event: name in `EVENTS`, or "alpha_l".
@@ -157,7 +173,7 @@ def as_event(number: Quantity, event: str, branches: tuple[FixedPoint, ...] = ()
     last = float(branches[0].alpha) if branches else np.nan
     further: dict[str, Any] = {"ended_at": np.asarray(last if np.isnan(fixed.value) else np.nan)}
     missing = fixed.status == Status.absent or not np.isfinite(fixed.value)
-    if event == "alpha_c" and len(branches) == len(PAIR) and not missing:
+    if event in ("alpha_c", CROSSING) and len(branches) == len(PAIR) and not missing:
         further["rs_shift"] = rs_shift(*branches)
     meaning = EVENTS[event].meaning if event in EVENTS else _ALPHA_L_MEANING
     note = _why_not_found(branches) if missing else ""
@@ -165,13 +181,13 @@ def as_event(number: Quantity, event: str, branches: tuple[FixedPoint, ...] = ()
     return dataclasses.replace(number, branches=branches, further=further, **words)
 
 
-def rs_shift(positional: FixedPoint, semantic: FixedPoint) -> Average:
-    """Return the estimated shift of alpha_c by one step of replica symmetry breaking.
+def rs_shift(first: FixedPoint, second: FixedPoint) -> Average:
+    """Return the estimated shift of the crossing of two losses by one step of replica symmetry breaking.
 
-    It is minus the difference of the branches' `Diagnostics.rs_error` over the slope in alpha of the difference of
+    It is minus the difference of the states' `Diagnostics.rs_error` over the slope in alpha of the difference of
     their losses. It has no derivatives.
     """
-    a, b = positional.replicates, semantic.replicates
+    a, b = first.replicates, second.replicates
     lift = a.diagnostics.rs_error - b.diagnostics.rs_error
     slope = a.train_loss_partials[1] - b.train_loss_partials[1]
     shifts = jnp.where(a.has_state & b.has_state, -lift / slope, jnp.nan)
@@ -186,7 +202,10 @@ def _why_not_found(branches: Sequence[FixedPoint]) -> str:
     missing_states = [state for state in branches if not state.exists]
     for state in missing_states:
         if state.status != Status.absent:
-            return f"the {state.branch} branch was not settled {where}: {state.status_name}"
+            name = f"the {state.branch} branch" if state.branch else "one of the two states"
+            return f"{name} was not settled {where}: {state.status_name}"
+    if all(state.branch is None for state in branches):
+        return f"one of the two states is lost, or both have become one, {where}"
     if missing_states:
         return f"there is {' and '.join(f'no {state.branch} branch' for state in missing_states)} {where}"
     if len(branches) == len(PAIR):

@@ -79,12 +79,19 @@ class Guess(NamedTuple):
 Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Table]
 
 
-def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
-    """Convert a caller's start to a `Guess`; None if curves have no sign change at an alpha between `low` and `high`.
+def guess_of(event: Event, start: Start | None, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
+    """Convert a caller's start to a `Guess`; None without a start, and if curves do not cross zero in the range.
+
+    Args:
+        low, high: range of alpha.
 
     Raises:
-        InputError: the start is of the wrong kind, or of other branches than those of the event.
+        InputError: the start is of the wrong kind, or of other branches than those of the event, or it is missing for
+            an event of states that nobody but the caller knows.
     """
+    is_of_any = event.branches == (None, None)
+    if start is None and not is_of_any:
+        return None
     if isinstance(start, Guess) and len(start.overlaps) == len(event.branches):
         return start
     is_sequence = isinstance(start, (list, tuple)) and not isinstance(start, Guess)
@@ -92,7 +99,8 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
     # A state without a name may stand for the event's only branch.
     names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
     curves = {names.get(s.question, s.question): s for s in inputs if isinstance(s, Table)}
-    points = {names.get(s.branch, s.branch): s for s in inputs if isinstance(s, FixedPoint)}
+    found = [s for s in inputs if isinstance(s, FixedPoint)]
+    points = {names.get(s.branch, s.branch): s for s in found}
     if set(event.branches) <= set(curves):
         guesses = crossings(event, [curves[b] for b in event.branches])
         guess = next((guess for guess in guesses if low <= guess.at <= high), None)
@@ -101,12 +109,14 @@ def guess_of(event: Event, start: Start, low: Number = 0.0, high: Number = np.in
         # On other averages than those of the curves the event may lie beyond their neighbouring points.
         width = guess.high - guess.low
         return guess._replace(low=max(guess.low - width, 0.5 * guess.low), high=guess.high + width)
-    states = [points[b] for b in event.branches if b in points]
+    states = found if is_of_any else [points[b] for b in event.branches if b in points]
     alphas = [p.alpha for p in states]
     if len(states) == len(event.branches) and np.ptp(alphas) == 0:
         return Guess(alphas[0], tuple(p.replicates.overlaps for p in states))
     requirement = (
-        f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
+        "two FixedPoints of any branches at one alpha, or a Guess"
+        if is_of_any
+        else f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
     )
     raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
 

@@ -34,7 +34,7 @@ from ..theory.quantities import Quantity
 from ..theory.solve import solve
 from ..theory.states import FixedPoint
 from .cells import Missing, cells_of
-from .events import ALPHA_L
+from .events import ALPHA_L, CROSSING
 from .family import check_top_level, prepared
 from .follow import CURVE_SETTINGS, walk
 from .locate import Start
@@ -389,7 +389,8 @@ def _event(
     sensitivities: bool = False,
 ) -> Table:
     """Follow an event through the values of a number of the model."""
-    family, exact = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS), as_flag(sensitivities, "sensitivities")
+    family = prepared(grid.models[0], nodes, settings, TRACE_SETTINGS, even=event != CROSSING)
+    exact = as_flag(sensitivities, "sensitivities")
     return run_one(trace_path(event, family, grid.axes[0], start, exact, report))
 
 

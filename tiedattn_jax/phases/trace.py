@@ -60,7 +60,7 @@ def trace_path(
         if definition.value is None:
             text = f"must be one that can be followed, got question={event!r}: use trace_branch for folds"
             raise InputError("question", text)
-        guess = None if start is None else guess_of(definition, start)
+        guess = guess_of(definition, start)
         exact = sensitivities or definition.observable is None
         return _Tracer(definition, family, axis.parameter, exact).boundary(axis.values, guess, report)
 

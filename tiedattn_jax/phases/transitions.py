@@ -27,7 +27,7 @@ from ..theory.engine import PathMaker, published, run_one
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
-from .events import ALPHA_L, EVENTS, as_event, event_of
+from .events import ALPHA_L, CROSSING, EVENTS, as_event, event_of
 from .family import Family, ends_of, prepared
 from .follow import CURVE_SETTINGS, along_alpha, pair_start, walk
 from .locate import Guess, Start, crossings, event_path, guess_of, is_usable, number_of, transition_of, zero_path
@@ -81,7 +81,7 @@ def critical_alpha(
         InputError: the bracket is not 0 < low < high; nodes, settings or start are of the wrong kind.
     """
     family, ends = prepared(model, nodes, settings), ends_of(bracket)
-    guess = None if start is None else guess_of(EVENTS["alpha_c"], start, *ends)
+    guess = guess_of(EVENTS["alpha_c"], start, *ends)
 
     def path(model: Model, alpha: None) -> Path:
         zero = yield from _alpha_c(family.of(model), ends, guess)
@@ -164,14 +164,16 @@ def find_event(
     "alpha_c": the losses of the positional and the semantic branch are equal. "semantic baseline", "positional
     baseline": the branch's test error falls below that of the linear baseline. "semantic instability", "positional
     instability": the branch stops being a minimum. "semantic pitchfork", "positional pitchfork": it bifurcates from the
-    uninformed state. "semantic fold", "positional fold": it turns back.
+    uninformed state. "semantic fold", "positional fold": it turns back. "crossing": the losses of two states are equal
+    that `start` gives, of any branches or of none, also for a loss that is not even.
 
     Args:
         model: attention layer and data.
         event: one of these names.
         nodes: recipe of the averages, or number of nodes; see `make_rule`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
-            between two of their points; or a `Guess`. By default the event is searched for alpha from .05 to 3.
+            between two of their points; or a `Guess`. By default the event is searched for alpha from .05 to 3; only a
+            crossing needs its two states.
         settings: tolerances.
         progress: as in `solve`.
         sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope
@@ -184,9 +186,9 @@ def find_event(
         InputError: the event is unknown, or the start does not belong to it; or there is no start, and the event does
             not happen.
     """
-    family, exact = prepared(model, nodes, settings), as_flag(sensitivities, "sensitivities")
-    definition = event_of(event, family.model)
-    guess = None if start is None else guess_of(definition, start)
+    family = prepared(model, nodes, settings, even=event != CROSSING)
+    exact, definition = as_flag(sensitivities, "sensitivities"), event_of(event, family.model)
+    guess = guess_of(definition, start)
     if guess is None and start is not None:
         text = f"must enclose the event, got curves between whose points {event} does not change sign"
         raise InputError("start", text)
