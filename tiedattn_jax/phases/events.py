@@ -115,7 +115,7 @@ EVENTS = {
             lambda p, s: p.train_loss - s.train_loss,
             meaning="the global minimum is positional below, semantic above",
         ),
-        Event(CROSSING, (None, None), _of_two_states, meaning="the first state given is lower below, the second above"),
+        Event(CROSSING, (None, None), _of_two_states, meaning="the lower one of the two given states changes"),
         # The branch's test error falls below that of the linear baseline; alpha_l may be one of these.
         _baseline("semantic"),
         _baseline("positional"),
