@@ -181,8 +181,16 @@ def test_information_of_hard_attention(error):
     np.testing.assert_allclose(jax.jit(information)(model, error), 2 * slope, rtol=1e-6)
 
 
+def test_an_error_far_below_the_size_of_the_teacher():
+    """The error is proportional to a tiny noise, and for hard labels to alpha^-2."""
+    ratios = [ta.wide.bayes(layer(noise=noise), 1.0).distance / noise for noise in (1e-9, 1e-15)]
+    np.testing.assert_allclose(ratios[1], ratios[0], rtol=1e-6)
+
+
 @pytest.mark.full
 def test_hard_attention_tells_less():
+    far = [ta.wide.bayes(layer(target="hardmax"), alpha).distance * alpha**2 for alpha in (1e5, 1e8)]
+    np.testing.assert_allclose(far[1], far[0], rtol=1e-4)
     hard, soft = (ta.wide.bayes(layer(target=target), 0.1) for target in ("hardmax", "softmax"))
     assert float(soft.distance) < float(hard.distance) < 1
     assert np.isinf(hard.perfect_alpha)

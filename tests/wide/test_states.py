@@ -219,7 +219,7 @@ def test_numbers_out_of_range_that_jax_traces():
 
 def test_a_start_leads_to_the_same_state(state):
     np.testing.assert_allclose(ta.wide.solve(state.model, 1.0, start=state).q, state.q, rtol=1e-9)
-    with pytest.raises(ta.InputError, match="start must have 2 offsets like the layer, got 0"):
+    with pytest.raises(ta.InputError, match="start must be one state with 2 offsets like the layer"):
         ta.wide.solve(layer(**LONG), 1.0, start=state)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import tiedattn_jax as ta
 from tiedattn_jax.wide import best, channel
+from tiedattn_jax.wide.channel import wide_nodes
 from tiedattn_jax.wide.finite import _divergence, _Spectral
 from tiedattn_jax.wide.laws import SingularValues
 from tiedattn_jax.wide.layer import require_closed
@@ -361,7 +362,17 @@ def test_what_a_loss_sees_does_not_depend_on_its_size():
         (lambda: ta.wide.ridge_recovery(layer(sees="all")), "sees must not be all for theory"),
         (lambda: ta.wide.position(layer(encodings="long")), "model must be a tied DotProduct"),
         (lambda: ta.wide.best_ridge(layer(), 1.0, number="omega"), "number must be one of tau, kappa"),
-        (lambda: ta.wide.best_ridge(layer(), 1.0, bracket=(0.1, 0.01)), "bracket must be 0 < low < high"),
+        (lambda: ta.wide.best_ridge(layer(), 1.0, bracket=(0.1, 0.01)), "bracket must be two numbers 0 < low < high"),
+        (lambda: ta.wide.singular_values(np.ones((2, 3)), np.ones((2, 3))), "W_Q must have shape (d, d_head)"),
+        (lambda: layer(mixing=[[np.nan, 1.0], [1.0, 0.0]]), "mixing must be finite"),
+        (
+            lambda: ta.wide.solve(layer(), 1.0, wide_nodes(layer(sees="others", tokens=3), None)),
+            "nodes must be of a layer with",
+        ),
+        (
+            lambda: jax.jit(lambda a: ta.wide.sample_data(layer(), 4, a, jax.random.key(0)).x)(1.0),
+            "model must have concrete numbers, which set the sizes",
+        ),
         (lambda: ta.wide.best_ridge(layer(), -1.0), "alpha must be positive"),
         (
             lambda: jax.grad(lambda noise: ta.wide.best_ridge(layer(noise=noise), 1.0).value)(0.1),
@@ -379,6 +390,23 @@ def test_bad_input(call, sentence):
     with pytest.raises(ta.InputError) as error:
         call()
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.full
+def test_one_token_has_no_others_to_attend_to():
+    state = ta.wide.solve(one_score(encodings="long"), 0.8)
+    assert np.isfinite(state.position_shift()).all() and state.learned_positions == 0
+
+
+def test_large_scores_have_sobol_points():
+    rules = [wide_nodes(ta.wide.DotProduct(tau=0.1, beta=beta), None) for beta in (1.0, 2.0, 6.0)]
+    assert [len(rule.student) for rule in rules] == [2, 2, 4]
+
+
+def test_the_text_of_a_loss():
+    """It tells losses apart, and does not contain the numbers of a layer."""
+    texts = [each.identity_text() for each in (layer(), layer(tau=0.3), layer(loss="cross_entropy"))]
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_finite_dimension_knows_self_attention():

@@ -61,6 +61,8 @@ class SoftmaxRows(Layer):
         even = keys / keys.sum(1, keepdims=True)
         self.mixing = as_array(even if mixing is None else mixing, "mixing", jnp.result_type(float))
         require(self.mixing.shape == (L, L), "mixing", self.mixing.shape, f"of shape ({L}, {L})")
+        if is_concrete(self.mixing):
+            require(np.isfinite(self.mixing), "mixing", self.mixing, "finite")
         self.loss_name = require_choice(loss, "loss", LOSSES)
         self.target = require_choice(target, "target", TARGETS)
 

@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize_scalar
 
 from ..base.arrays import Number
-from ..base.errors import InputError, is_concrete, require, require_choice, require_positive
+from ..base.errors import InputError, is_concrete, require_choice, require_positive
 from ..base.progress import Progress, reporter
 from ..base.results import Average, Status, error_bar
+from ..phases.family import ends_of
 from ..theory.quantities import Quantity
 from .channel import wide_nodes
 from .fixed_points import solve
@@ -74,8 +75,7 @@ def best_ridge(
     require_positive(alpha, "alpha")
     require_choice(number, "number", BRACKETS)
     require_choice(error, "error", ERRORS)
-    low, high = BRACKETS[number] if bracket is None else bracket
-    require(0 < low < high < np.inf, "bracket", (low, high), "0 < low < high")
+    low, high = ends_of(BRACKETS[number] if bracket is None else bracket)
     rule, seen = wide_nodes(model, nodes), dict[float, WidePoint]()
     count = max(3, 1 + round(_PER_DECADE * np.log10(high / low)))
     report = reporter(progress, f"values of {number}")

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..averages.nodes import sobol_normals
 from ..averages.recipes import Sobol
@@ -35,6 +35,7 @@ _SPREAD = 2.5  # of scores times beta at the standard setting, for which the stu
 _FINER = 2  # by so much the steps of a lattice in two dimensions are shorter: its points cost little
 _DIGITS = 4  # binary digits of the number of points, so that layers share their compiled programs
 _MOST_FIELDS = 4  # of student and teacher together, on a lattice
+_MOST_POINTS = 4_000_000  # of a lattice in the cube around its ball
 _SOBOL = Sobol(2**14)
 _PROX_STEPS = 60
 _PROX_TOL = 1e-12  # a step of this length, in units of the scores, is the last; in single precision 20 eps
@@ -89,17 +90,21 @@ def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
 
     Args:
         nodes: a `Sobol` recipe; None for a lattice if a block has at most two directions and no encodings have a
-            length of order one, else for 2^14 Sobol points.
+            length of order one, unless large scores times beta ask for millions of points; else 2^14 Sobol points.
             The lattice has two replicates, shifted by half of a step; their difference is the error of the rule.
             `WideNodes` are returned as they are.
         whole: whether to keep both of two opposite points of the lattice if the loss is even, and all blocks if some
             are equal. Derivatives in numbers of the layer need them.
     """
-    if isinstance(nodes, WideNodes):
-        return nodes
     n, tokens = layer.blocks.shape[1], 0 if layer.length is None else layer.tokens
+    if isinstance(nodes, WideNodes):
+        actual, expected = (nodes.student.shape[1], nodes.row.shape[1]), (n, len(layer.blocks))
+        if actual != expected:
+            text = f"must be of a layer with {expected[0]} directions in {expected[1]} blocks"
+            raise InputError("nodes", f"{text}, got nodes of {actual[0]} and {actual[1]}")
+        return nodes
     whole = whole or not is_concrete(layer)
-    if nodes is None and 2 * n + tokens <= _MOST_FIELDS:
+    if nodes is None and 2 * n + tokens <= _MOST_FIELDS and np.prod(2.0 * _counts(layer) + 1) <= _MOST_POINTS:
         return _lattice(layer, whole)
     recipe = _SOBOL if nodes is None else nodes
     if not isinstance(recipe, Sobol):
@@ -109,13 +114,8 @@ def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
     return WideNodes.of_blocks(layer, normals[:, n : 2 * n], normals[:, :n], normals[:, 2 * n :], weight, not whole)
 
 
-def _lattice(layer: Layer, whole: bool) -> WideNodes:
-    """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
-
-    Args:
-        whole: as in `wide_nodes`.
-    """
-    half = layer.is_even and not whole
+def _steps(layer: Layer) -> Float[np.ndarray, " k"]:
+    """Return the steps of a lattice along the teacher's and the student's fields."""
     n = layer.blocks.shape[1]
     # The teacher's scores, times beta, are spread over sqrt(rho) along the longest direction.
     gram = np.einsum("biac,bjac->bij", layer.blocks, layer.blocks)
@@ -123,11 +123,25 @@ def _lattice(layer: Layer, whole: bool) -> WideNodes:
     beta, rho = getattr(layer, "beta", 1.0), layer.teacher.rho + layer.noise
     spread = float(beta * jnp.sqrt(rho)) * longest if is_concrete(beta, rho) else _SPREAD
     steps = np.repeat([_TEACHER_STEP / max(spread, 1.0), _STUDENT_STEP / max(spread / _SPREAD, 1.0)], n)
-    steps /= _FINER if n == 1 else 1
+    return steps / (_FINER if n == 1 else 1)
+
+
+def _counts(layer: Layer) -> Int[np.ndarray, " k"]:
+    """Return the number of these steps from the middle to the end of the lattice."""
+    return np.ceil(_RADIUS / _steps(layer)).astype(int)
+
+
+def _lattice(layer: Layer, whole: bool) -> WideNodes:
+    """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
+
+    Args:
+        whole: as in `wide_nodes`.
+    """
+    half, n = layer.is_even and not whole, layer.blocks.shape[1]
+    steps = _steps(layer)
     points = []
     for shift in (0.0, 0.5):
-        counts = [math.ceil(_RADIUS / step) for step in steps]
-        axes = [step * (np.arange(-count, count + 1) + shift) for step, count in zip(steps, counts, strict=True)]
+        axes = [s * (np.arange(-count, count + 1) + shift) for s, count in zip(steps, _counts(layer), strict=True)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
         grid = grid[:, (grid**2).sum(0) <= _RADIUS**2]
         if half:  # one point of every pair of opposite ones

@@ -30,7 +30,7 @@ from ..base.errors import (
 from ..base.report import Description, rows_of
 from ..base.results import Average, Result, Status, student_factor
 from .channel import Inside, response, score_prox, tolerance
-from .layer import Layer, require_layer
+from .layer import Layer, require_layer, require_numbers
 from .states import WideNumbers, WidePoint
 
 _TOL = 1e-9  # relative change of the matrix in the last step of training
@@ -89,6 +89,7 @@ def sample_data(model: Layer, d: int, alpha: Number, key: Array) -> WideData:
             there are fewer dimensions than encodings.
     """
     require_layer(model)
+    require_numbers(model, alpha)
     require_count(d, "d", minimum=max(2, model.tokens))
     key = require_key(key)
     count = float(require_positive(alpha, "alpha", float)) * d**2
@@ -172,6 +173,7 @@ def train(
     if over == "S":
         S, count, done = _proximal_gradient(model, data, steps)
     else:
+        require_numbers(model.kappa)
         d = data.x.shape[-1]
         columns = max(1, round(float(model.kappa) * d))
         first = jax.random.normal(key, (model.sides, d, columns), data.x.dtype) / d**0.25

@@ -33,6 +33,7 @@ from .states import WidePoint, WideState
 _TOL = 1e-9  # length of the last step
 _ROUNDING = 200.0  # units in the last place of such a length in single precision
 _MOST_STEPS = 100
+_LEAST = 1e-18  # M and N over Lam below which they are zero
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
 _LONGEST = 1.0  # length of a step with content
 _LEAST_PIVOT = 0.05  # of the stiffness of offsets, over its largest diagonal entry
@@ -168,7 +169,9 @@ def _score_unit(layer: Layer) -> Float[Array, ""]:
 
 def _unknowns(u: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
     """Return the logarithms of the conjugates, and the offsets in units of the teacher's scores."""
-    least = jnp.finfo(u.dtype).tiny ** 0.5  # a target that position explains pushes no content
+    # A target that position explains pushes no content: M and N are then squares of errors of the proximal points.
+    number = jnp.finfo(u.dtype)
+    least = jnp.maximum(jnp.maximum(number.eps**2, _LEAST) * jnp.abs(u[0]), number.tiny**0.5)
     return jnp.concatenate([jnp.log(jnp.maximum(u[:3], least)), u[3:] / unit])
 
 
@@ -348,7 +351,8 @@ def _state_at(u: Float[Array, " k"], setting: _SearchSetting, residual: Array, j
     binds = jnp.asarray(False) if setting.rules.binds is None else setting.rules.binds
     binds &= eigenvalue > layer.tau * (1 + tol)
     trace = jnp.where(has_content, P.trace / Lam, 0.0)
-    replicon = A.curvature / (setting.alpha * A.information**2) * stability(curve, layer.tau, place)
+    factor = stability(curve, layer.tau, place, setting.rules.binds is not None)
+    replicon = A.curvature / (setting.alpha * A.information**2) * factor
     # The potential is stationary, so that errors of the state enter it squared; the risk has them as they are.
     energy = setting.alpha * A.moreau - P.phi / Lam + M * m + N * V / layer.sides - Lam * q / 2
     status = jnp.where(residual <= tol, Status.converged, Status.max_steps)
@@ -411,7 +415,8 @@ def solve(
     else:
         require_kind(start, "start", WidePoint, "a state of a wide layer")
         if start.offset.shape != (model.shifts,):
-            raise InputError("start", f"must have {model.shifts} offsets like the layer, got {start.offset.shape[0]}")
+            text = f"must be one state with {model.shifts} offsets like the layer"
+            raise InputError("start", f"{text}, got offsets of shape {start.offset.shape}")
         first = jnp.concatenate([jnp.stack([start.Lam, start.M, start.N]), start.offset])
     first, rule = lax.stop_gradient(first), wide_nodes(model, nodes)
     can_bind = not is_concrete(model.kappa) or float(model.kappa) < 1

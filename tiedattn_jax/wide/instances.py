@@ -16,12 +16,11 @@ from jaxtyping import Array, Key, PRNGKeyArray
 
 from ..base import VERSION
 from ..base.errors import as_flag, require_keys, require_kind, require_takes
-from ..base.files import Store, fingerprint
+from ..base.files import Store, fingerprint, identity_of
 from ..base.pieces import PIECES, computed, none_lost
 from ..base.progress import Progress, counter, reporter
 from ..base.report import Description, with_error
 from ..base.results import Column, InTable, Status, error_bar
-from ..base.saved import name_of
 from ..phases.cells import beside_theory, numbers_beside_theory
 from ..phases.table import Table
 from .finite import WideData, WideTraining, heldout_error, sample_data
@@ -112,7 +111,7 @@ def run_instances(
         nodes: as in `solve`.
         theory: whether to solve the theory.
         sentences: number of fresh sentences for the test error of every instance.
-        executor, out, resume: as in `sweep`; a piece is an instance. `out` identifies `run` by its name.
+        executor, out, resume: as in `sweep`; a piece is an instance. `out` knows `run` by its code.
 
     Raises:
         InputError: an argument is out of range, or `run` returns something else.
@@ -123,7 +122,8 @@ def run_instances(
     predicted = bars = WideNumbers(*[jnp.array(jnp.nan)] * len(fields(WideNumbers)))
     branch, theory_status = "", int(Status.absent)
     numbers = (d, alpha, as_flag(theory, "theory"), sentences), jax.random.key_data(keys), VERSION
-    store = Store(out, {"fingerprint": fingerprint(name_of(run), model, nodes, *numbers)}, "out", PIECES)
+    digest = fingerprint(identity_of(run), model.identity_text(), model, nodes, *numbers)
+    store = Store(out, {"fingerprint": digest}, "out", PIECES)
     store.open_folder(resume)
     if theory:
         state = solve(at_dimension(model, d), alpha, nodes=nodes)

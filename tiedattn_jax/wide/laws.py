@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Complex, Float
 
 from ..base.arrays import AnyArray, Number, precise
-from ..base.errors import as_array, is_concrete, require, require_positive, shaped_array
+from ..base.errors import InputError, as_array, is_concrete, require, require_positive, shaped_array
 from ..base.report import Description, Printed
 from .resolvents import Resolvent, cubic_roots, factors_resolvent, wishart_resolvent
 
@@ -156,7 +156,7 @@ class Wishart(GaussianLaw):
         # x = low + (high - low) (1 - cos angle) / 2 makes the density smooth at both edges. Its factor follows below.
         angle = np.linspace(0, np.pi, 20_001)
         x = low + (high - low) * (1 - np.cos(angle)) / 2
-        density = np.sin(angle) ** 2 / np.maximum(x, 1e-300)
+        density = np.divide(np.sin(angle) ** 2, x, out=np.full_like(x, 4 / (high - low)), where=x > 0)
         mass = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(angle))])
         mass = max(0.0, 1 - kappa) + mass / mass[-1] * min(1.0, kappa)
         return np.where(levels < 1 - kappa, 0.0, np.interp(levels, mass, x)) / np.sqrt(kappa)
@@ -279,7 +279,7 @@ class Eigenvalues(SpectrumLaw):
         same = atoms.size * jnp.finfo(atoms.dtype).eps * self.largest
         ends = zip((atoms - same, atoms + same), ("left", "right"), strict=True)
         first, after = (jnp.searchsorted(atoms, end, side=side) for end, side in ends)
-        return jnp.mean((after - first) / atoms.size)
+        return jnp.mean((after - first).astype(atoms.dtype)) / atoms.size
 
     def islands(self, M: Float[Array, ""]) -> Float[Array, "K 2"]:
         x = M * self.atoms
@@ -334,10 +334,13 @@ def singular_values(W_Q: Any, W_K: Any) -> Float[Array, " d"]:
         W_Q, W_K: the factors of a head, (d, d_head); where d_head is below d, d - d_head of the values are zero.
 
     Raises:
-        InputError: the factors are no matrices of the same shape, or have a number that is not finite.
+        InputError: the factors are no matrices of the same shape with d_head <= d, or have a number that is not finite.
     """
     sizes: dict[str, int] = {}
     factors = [shaped_array(name, W, "d d_head", sizes) for name, W in (("W_Q", W_Q), ("W_K", W_K))]
+    if sizes["d_head"] > sizes["d"]:
+        text = "must have shape (d, d_head) with d_head at most d: transpose weights that are stored as (out, in)"
+        raise InputError("W_Q", f"{text}, got shape {factors[0].shape}")
     Q, K = (jnp.asarray(W, jnp.promote_types(W.dtype, jnp.float32)) for W in factors)  # also those in half precision
     return _values_of_product(Q, K)
 

@@ -213,6 +213,18 @@ class Layer(Printed):
         """Number of directions of the scores that the loss sees."""
         return len(self.directions[0])
 
+    def identity_text(self) -> str:
+        """Return the compiled text of the loss and its derivatives; it does not contain the numbers of the layer."""
+        arrays, structure = eqx.partition(self, eqx.is_array)
+
+        def losses(arrays: Any, H: Array, Y: Array) -> Any:
+            loss = eqx.combine(arrays, structure).loss
+            return loss(H, Y), jax.grad(loss)(H, Y), jax.hessian(loss)(H, Y)
+
+        scores = jax.ShapeDtypeStruct((self.tokens, self.tokens), self.tau.dtype)
+        lowered = jax.jit(losses).trace(arrays, scores, scores).lower(lowering_platforms=("cpu",))
+        return f"{type(self).__qualname__} {lowered.as_text()}"
+
     def node_loss(self, w: Float[Array, " n"], y: Float[Array, " n"], row: Float[Array, " B"]) -> Float[Array, ""]:
         """Return the loss from the coordinates of the scores in one block, the others being zero.
 
@@ -332,6 +344,12 @@ def _block_losses(layer: Layer, w: Array, y: Array, rows: Array) -> Float[Array,
 def require_layer(model: Any) -> None:
     """Raise an `InputError` unless the model is a wide layer."""
     require_kind(model, "model", Layer, "a wide layer such as wide.DotProduct(tau=0.1)")
+
+
+def require_numbers(*values: Any) -> None:
+    """Refuse numbers that jax traces, where they set the sizes of arrays."""
+    if not is_concrete(*values):
+        raise InputError("model", "must have concrete numbers, which set the sizes of arrays, got one that jax traces")
 
 
 def require_smooth(layer: Layer) -> None:

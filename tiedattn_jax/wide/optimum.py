@@ -41,7 +41,7 @@ from .layer import Layer, guarded, require_closed, require_layer, require_smooth
 from .spectrum import SpectrumNodes, convolution
 
 _RANGE = 1e-8, 1e4  # of alpha, in which the onset is searched
-_DELTAS = 1e-12, 1e3  # range of Delta: over rho, and over rho + noise
+_DELTAS = 1e-12, 1e3  # range of Delta: over its smallest order, and over rho + noise
 _RESOLVED = 1e-4  # share of the eigenvalues that the nodes of a resolved spectrum may miss
 _REACH = 8.0  # of an integral over a normal number
 _PLACES, _ANGLES = 97, 12  # of the integrals for hard attention, which are then right to 1e-10
@@ -178,15 +178,18 @@ def _optimum(layer: Layer, alpha: Float[Array, ""]) -> WideOptimum:
         return 2 / layer.sides * alpha * Delta * information(layer, error_of_noise(law, Delta)) - 1
 
     # Delta is (error + noise) / (2 alpha n) at most, or (error + noise) / alpha of some order for signs.
-    low, high = law.rho * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
+    least = jnp.minimum(law.rho, law.rho / alpha**2)
+    least = jnp.where(layer.noise > 0, jnp.minimum(least, layer.noise / (1 + alpha)), least)
+    low, high = least * _DELTAS[0], (law.rho + layer.noise) * _DELTAS[1] * (1 + 1 / alpha)
     Delta = _log_root(excess, low, high)
+    is_inside = (Delta > low * 1.01) & (Delta < high / 1.01)
     known = alpha >= perfect
     Delta = jnp.where(known, 0.0, Delta)
     variance = jnp.where(known, law.rho, Delta)
     Y = _noisy_spectrum(law, variance)
     distance = jnp.where(known, 0.0, _error_of(Y, variance))
     # The nodes are too few for a spectrum that consists of very many parts.
-    is_resolved = known | (jnp.abs(jnp.sum(Y.weight) - 1) < _RESOLVED)
+    is_resolved = known | (is_inside & (jnp.abs(jnp.sum(Y.weight) - 1) < _RESOLVED))
     status = jnp.where(is_resolved, Status.converged, Status.unresolved)
     status = jnp.where(jnp.isfinite(distance), status, Status.nonfinite)
     return WideOptimum(alpha, distance, law.rho - distance, Delta, perfect, status)

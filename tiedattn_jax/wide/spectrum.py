@@ -159,6 +159,28 @@ class Convolution(NamedTuple):
 
         return lax.cond(binds, bound, lambda: start)
 
+    def in_gap(self, z: Complex[Array, ""]) -> tuple[Complex[Array, ""], Complex[Array, ""]]:
+        """Return a lower and a higher place in the gap of the spectrum of Y around z; z itself if it is in none."""
+        u, (law, M, N, _) = lax.stop_gradient((z.real, self))
+        islands, zero = law.islands(M), jnp.zeros((), M.dtype)
+        inner = jnp.stack(
+            [
+                jnp.max(jnp.where(islands[:, 1] < u, islands[:, 1], -jnp.inf)),
+                jnp.min(jnp.where(islands[:, 0] > u, islands[:, 0], jnp.inf)),
+            ]
+        )
+        is_gap = jnp.isfinite(inner) & (z.imag == 0) & ~jnp.any((islands[:, 0] <= u) & (u <= islands[:, 1]))
+        inner = jnp.where(is_gap, inner, u + 1)
+
+        def outside(x: Array) -> tuple[Array, Array]:
+            _, F, _, B = law.resolvent(inner + (u - inner) * x, zero, M)
+            value, slope = _outside(N * F, N * B * (u - inner))
+            return jnp.where(is_gap, value, x - 0.5), jnp.where(is_gap, slope, 1.0)
+
+        x = _bracketed_root(outside, 0 * inner, 0 * inner + 1, 0 * inner + 1)
+        low, high = jnp.where(is_gap, (inner - u) * (1 - x) / 2, 0.0)
+        return z + low, z + high
+
     def arc(self, start: Complex[Array, ""], *, below: bool = False) -> Arc:
         """Return an arc from a place to the axis above the spectrum of Y, or to that below.
 
@@ -370,15 +392,19 @@ def spectral_prior(curve: Convolution, tau: Float[Array, ""], start: Complex[Arr
     return Prior(phi, mean(Y.overlap), mean(0.5 * g**2), mean(g), curve.sides * curve.above(start))
 
 
-def stability(curve: Convolution, tau: Float[Array, ""], start: Complex[Array, ""]) -> Float[Array, ""]:
+def stability(
+    curve: Convolution, tau: Float[Array, ""], start: Complex[Array, ""], bounded: bool = False
+) -> Float[Array, ""]:
     """Return the prior's factor of the replicon: 1/2 int int rho rho f[x, y]^2 with the divided difference f[x, y].
 
     For singular values it is int int rho rho f[x, y]^2 over the symmetric law, with the soft threshold f.
 
     Args:
         start: place from which on eigenvalues count: that of tau, or a higher one in a gap of the spectrum.
+        bounded: whether it can be a higher one. f then jumps in the gap, and the two arcs must not touch.
     """
-    above, below = curve.arc(start), curve.arc(start, below=True)
+    low, high = curve.in_gap(start) if bounded else (start, start)
+    above, below = curve.arc(high), curve.arc(low, below=True)
     f, x, count = above.y - tau, above.y[:, None], above.resolvent * above.dy
 
     def pairs(y: Array, weights: Array, kernel: Callable[[Array], Array]) -> Array:

@@ -141,7 +141,7 @@ class WidePoint(Replicated):
         """Return by how much the encodings raise the score of a token with itself over others, with its error bar."""
         L, shifts = self.model.tokens, self.model.shift_basis
         own = jnp.trace(shifts, axis1=1, axis2=2)
-        weight = own / L - (jnp.sum(shifts, (1, 2)) - own) / (L * (L - 1))
+        weight = own / L - (jnp.sum(shifts, (1, 2)) - own) / max(L * (L - 1), 1)
         return self.offset @ weight, error_bar(self.replicates.offset @ weight)
 
     @property
