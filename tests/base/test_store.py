@@ -91,7 +91,7 @@ def test_what_belongs_to_another_computation_is_refused(filled, tmp_path, state)
     training(run, CONFIGURATION).keep(1, state)
     for path, start, read, known, other, told in (
         (filled / "piece-00012.npz", "out must hold pieces of the same model only,",
-         lambda mark: grid(filled, mark).pieces(), "mark", "other", "fingerprint='mark' instead of 'other'"),
+         lambda mark: grid(filled, mark).pieces(), "mark", "other", "those of another call: give another folder"),
         (run, "checkpoint must be of this configuration,", lambda c: training(run, c).latest(state), CONFIGURATION,
          changed, "rate=0.1 instead of 0.2, epochs=None instead of 3, runs=2 instead of None"),
     ):  # fmt: skip

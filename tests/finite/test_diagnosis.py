@@ -2,6 +2,7 @@
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -391,6 +392,13 @@ def test_how_much_the_scale_may_differ(model, n, d, teacher):
     check_fit(model, sentences(n, d, norm=0.97 * factor, teacher=teacher))
     with pytest.raises(ta.InputError, match=r"must have encodings with .* as the model's law has them"):
         check_fit(model, sentences(n, d, norm=1.03 * factor, teacher=teacher))
+
+
+@pytest.mark.parametrize("factor", [20.0, 1 / 20])
+def test_a_teacher_of_another_scale_is_refused(model, factor):
+    data = ta.sample_data(model, 400, 0.05, jax.random.key(0))
+    with pytest.raises(ta.InputError, match="must have a teacher with entries of order one"):
+        check_fit(model, eqx.tree_at(lambda data: data.teacher, data, factor * data.teacher))
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,19 @@ def test_a_worker_that_dies_loses_no_more_than_was_not_done(tmp_path):
     assert len(list(tmp_path.glob("piece-*.npz"))) == 2
 
 
+def test_an_edited_function_does_not_go_on(tmp_path):
+    """A folder knows a function of the caller's by its code, and by the numbers and functions that it names."""
+
+    def sweep_of(factor, shift=lambda x: x, **options):
+        return ta.sweep(lambda model: shift(factor * model.sigma), ta.DotProduct(), sigma=SIGMAS, **options)
+
+    first = sweep_of(2.0, out=tmp_path)
+    assert sweep_of(2.0, out=tmp_path, resume=True) == first
+    for changed in ((3.0,), (2.0, lambda x: x + 1)):
+        with pytest.raises(ta.InputError, match="with those of another call: give another folder"):
+            sweep_of(*changed, out=tmp_path, resume=True)
+
+
 @pytest.mark.parametrize("answer", [lambda model: model.sigma, broken], ids=["a lambda", "shut down"])
 def test_what_an_executor_cannot_take(processes, answer):
     if answer is broken:
@@ -362,7 +375,8 @@ def test_parts_of_a_diagram_are_joined(theory, model, rule, tmp_path):
         ((1, 2), "parts must be tables, or diagrams"),
         (("sigma", "lam"), "parts must have the same axes, got"),
         (("sigma", "other"), "parts must have the same setting, got"),
-        (("sigma", "half"), r"parts must agree where they overlap, got two values of value at sigma = 0\.4"),
+        (("sigma", "half"), "parts must have the same model, fixed numbers and options of sweep, got others in part 1"),
+        (("sigma", "twice"), r"parts must agree where they overlap, got two values of value at sigma = 0\.4"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -371,7 +385,8 @@ def test_parts_that_do_not_fit(parts, text):
         if isinstance(part, int):
             return ta.DotProduct()
         values = {"lam": LAMS} if part == "lam" else {"sigma": SIGMAS[:1]}
-        found = ta.sweep(product, ta.DotProduct(), **values, alpha=0.5 if part == "half" else 1.0)
+        question = product if part != "twice" else lambda model, alpha=1.0, scale=1.0: 2 * product(model, alpha)
+        found = ta.sweep(question, ta.DotProduct(), **values, alpha=0.5 if part == "half" else 1.0)
         return ta.results.Table("other", found.names, found.axes, found.cells) if part == "other" else found
 
     with pytest.raises(ta.InputError, match=text):

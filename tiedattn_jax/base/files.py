@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -17,12 +19,14 @@ import os
 import re
 import secrets
 import stat
+import types
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +34,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from . import VERSION
-from .arrays import AnyArray
+from .arrays import ARRAYS, AnyArray
 from .errors import InputError, as_flag, require_kind
 
 _ABOUT = "about"  # name of the JSON among the arrays
@@ -127,7 +131,7 @@ def csv_of(rows: list[dict[str, Any]]) -> bytes:
 def fingerprint(*parts: PyTree) -> str:
     """Hash pytrees: their structure, shapes, dtypes and every bit of their arrays; the same in every process.
 
-    Functions in the structure count by their names only. `model.identity` says what a model computes.
+    Functions in the structure count by their names only, see `identity_of`; `model.identity` says what models compute.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -135,8 +139,57 @@ def fingerprint(*parts: PyTree) -> str:
         digest.update(without_addresses(structure).encode())
         for leaf in leaves:
             array = np.asarray(leaf)
-            digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+            is_number = array.dtype.kind in "biufcUV"
+            content = array.tobytes() if is_number else without_addresses(leaf).encode()
+            digest.update(f"{array.dtype}{array.shape}".encode() + content)
     return digest.hexdigest()
+
+
+def identity_of(function: Any) -> str:
+    """Return the name of a function and a hash of what it computes, the same in every process of one Python version.
+
+    The hash has the code of the function, and the functions, numbers, texts, arrays and modules (`eqx.Module`) that it
+    encloses or names in its own file. Other things, such as functions of other files and lists, count by their names.
+    """
+    digest, known, function = hashlib.sha256(), set[int](), inspect.unwrap(function)
+    home = getattr(function, "__module__", None)
+
+    def add(thing: Any) -> None:
+        thing = inspect.unwrap(thing) if callable(thing) else thing
+        if isinstance(thing, tuple):
+            for part in thing:
+                add(part)
+        elif isinstance(thing, functools.partial):
+            add((thing.func, thing.args, *sorted(thing.keywords.items())))
+        elif isinstance(thing, types.CodeType):
+            digest.update(thing.co_code + repr(thing.co_names).encode())
+            add(thing.co_consts)
+        elif isinstance(thing, types.FunctionType) and thing.__module__ == home:
+            if id(thing) not in known:
+                known.add(id(thing))
+                add((thing.__code__, thing.__defaults__, *sorted((thing.__kwdefaults__ or {}).items())))
+                add(tuple((name, thing.__globals__[name]) for name in _names_in(thing.__code__, thing.__globals__)))
+                for cell in thing.__closure__ or ():
+                    with contextlib.suppress(ValueError):  # a cell may be empty
+                        add(cell.cell_contents)
+        elif isinstance(thing, (int, float, complex, str, bytes, type(None), eqx.Module, *ARRAYS)):
+            digest.update(fingerprint(thing).encode())
+            if callable(thing):
+                add(type(thing).__call__)
+        elif isinstance(thing, frozenset):
+            add(tuple(sorted(map(repr, thing))))
+        else:
+            name = getattr(thing, "__qualname__", type(thing).__qualname__)
+            digest.update(f"{getattr(thing, '__module__', '')}:{name}".encode())
+
+    add(function)
+    return f"{home}:{getattr(function, '__qualname__', type(function).__qualname__)} {digest.hexdigest()}"
+
+
+def _names_in(code: types.CodeType, known: Mapping[str, Any]) -> list[str]:
+    """Return the names in a code, and in the functions that it defines, that are known."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names_in(part, known)]
+    return sorted({*(name for name in code.co_names if name in known), *inner})
 
 
 def without_addresses(thing: Any) -> str:
@@ -285,8 +338,9 @@ class Store:
         expected = self.computation
         if actual != expected:
             names = [name for name in {**expected, **actual} if actual.get(name) != expected.get(name)]
-            # Fingerprints are long.
-            differences = (f"{name}={actual.get(name)!r:.40} instead of {expected.get(name)!r:.40}" for name in names)
+            differences = [f"{name}={actual.get(name)!r} instead of {expected.get(name)!r}" for name in names]
+            if names == ["fingerprint"]:
+                differences = ["those of another call: give another folder, or delete this one"]
             text = f"must {self.requirement}, got {self.argument}='{self.place}' with {', '.join(differences)}"
             raise InputError(self.argument, text)
         return about, arrays

@@ -204,6 +204,8 @@ def _on(
     executor: Executor, function: Callable[..., Any], pieces: dict[int, tuple], finish: Callable[[int, Any], None]
 ) -> None:
     """Compute pieces, the arguments of a function by their number, on an executor."""
+    if isinstance(executor, type):
+        raise InputError("executor", f"must be an executor, got the class: write {executor.__name__}()")
     try:
         tasks = {number: Task.of(function, arguments) for number, arguments in pieces.items()}
         futures: dict[Any, int] = {executor.submit(task.run): number for number, task in tasks.items()}

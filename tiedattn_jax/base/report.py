@@ -184,11 +184,11 @@ def _same(a: Any, b: Any) -> bool:
 def with_error(value: Number, error: Number = 0.0) -> str:
     """Write a number with its error bar as two last digits, 1.25154(12) or 3.14(14)e-7.
 
-    If the error bar is not known, as for a single replicate, two digits of the number are written, 0.81(?). A number
-    that is known exactly, or up to rounding, is written in six digits.
+    If the error bar is not known, as for a single replicate, where it is infinite, two digits of the number are
+    written, 0.81(?). A number without one (NaN), or one that is known up to rounding, is written in six digits.
     """
     value, error = float(value), float(error)
-    error = 0.0 if error <= _ROUNDING * abs(value) else error
+    error = error if error > _ROUNDING * abs(value) else 0.0
     scale = error if math.isfinite(error) else abs(value)
     if not math.isfinite(value) or scale <= 0:
         return f"{value:.6g}"

@@ -107,7 +107,7 @@ def _check_scale(model: Model, data: Sample) -> None:
         bound = factor ** (1 + 20 / count)
         return not 1 / bound < ratio < bound
 
-    norm, law_norm, trace, inputs, fields = map(float, _scales(model, data))
+    norm, law_norm, trace, inputs, fields, teacher = map(float, _scales(model, data))
     if norm > factor * max(4 * trace, law_norm):
         requirement = f"must have encodings with |p_l|^2 of order one, as the model's law has them ({law_norm:.3g})"
         raise InputError("data", f"{requirement}, got {norm:.3g}: divide encodings of entries of order one by sqrt(d)")
@@ -115,6 +115,9 @@ def _check_scale(model: Model, data: Sample) -> None:
         requirement = "must have inputs of the model's variance / d, x / sqrt(d) for tokens x"
         hint = "Data.from_sentences divides tokens by sqrt(d), Data does not"
         raise InputError("data", f"{requirement}, got {inputs:.3g} times that variance: {hint}")
+    if deviates(teacher, d * t):
+        requirement = "must have a teacher with entries of order one, as the model's"
+        raise InputError("data", f"{requirement}, got fields of {teacher:.3g} times the model's variance")
     if deviates(fields, min(L * n, d) * t):
         requirement = "must have fields y = Q*^T x / sqrt(d) of tokens x that are not divided yet"
         reference = "the model" if data.teacher is None else "those of its teacher"
@@ -128,19 +131,21 @@ def _check_scale(model: Model, data: Sample) -> None:
 @eqx.filter_jit
 @precise
 def _scales(model: Model, data: Sample) -> tuple[Float[Array, ""], ...]:
-    """Return the largest ``|p_l|^2`` of data and law, the law's variance, and those of x and y over the expected ones.
+    """Return the largest ``|p_l|^2`` of data and law, the law's variance, and ratios of variances.
 
-    The last ratio is one if the expected variance of y is zero.
+    These are that of x, of y, and of fields of the teacher, over the expected ones; one if nothing is expected.
     """
     (inputs, variance), law = data.mean_squares(), model.law()
     norm, law_norm = jnp.max(jnp.sum(data.encodings**2, 1)), jnp.max(jnp.einsum("k,kll->l", law.weights, law.tau))
-    if variance is None:
-        variance = (
-            _mean_over_tokens(model, lambda conditioned: jnp.trace(conditioned.rho, axis1=1, axis2=2)) / data.shape[3]
-        )
+    expected = _mean_over_tokens(model, lambda kind: jnp.trace(kind.rho, axis1=1, axis2=2)) / data.shape[3]
+    variance = expected if variance is None else variance
+    teacher = jnp.ones(())
+    if data.teacher is not None:
+        given = jnp.mean(jnp.trace(data.rho, axis1=1, axis2=2)) / data.shape[3]
+        teacher = jnp.where(expected > 0, given / expected, 1.0)
     fields = jnp.ones(()) if data.y is None else jnp.where(variance > 0, jnp.mean(data.y**2) / variance, 1.0)
     trace = _mean_over_tokens(model, lambda conditioned: conditioned.trace)
-    return norm, law_norm, trace, inputs / trace, fields
+    return norm, law_norm, trace, inputs / trace, fields, teacher
 
 
 def _mean_over_tokens(model: Model, fn: Callable[[Model], Float[Array, " L"]]) -> Float[Array, ""]:

@@ -33,13 +33,12 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..averages.rules import Rule
 from ..base import VERSION
 from ..base.arrays import AnyArray, unstacked
-from ..base.errors import InputError, as_flag, require_count, require_keys, require_takes
-from ..base.files import Store, fingerprint
+from ..base.errors import InputError, as_flag, require_count, require_keys, require_kind, require_takes
+from ..base.files import Store, fingerprint, identity_of
 from ..base.pieces import PIECES, computed, none_lost
 from ..base.progress import Progress, counter, reporter
 from ..base.report import Description, Row
 from ..base.results import MAP_FIGURE, Average, Column, InTable, Status, error_bar
-from ..base.saved import name_of
 from ..model.checks import check_provides
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, PAIR, Overlaps, magnitudes
@@ -305,7 +304,7 @@ def run_instances(
         sentences: number of fresh sentences for the test error of every instance.
         batch: number of instances that run together, by `vmap`. Their data are in memory together, and all wait for the
             slowest.
-        executor, out, resume: as in `sweep`; a piece is a batch. `out` identifies `run` by its name.
+        executor, out, resume: as in `sweep`; a piece is a batch. `out` knows `run` by its code.
         progress: None, True for a bar, or a function of the numbers of finished and of all instances.
 
     Raises:
@@ -327,7 +326,7 @@ def run_instances(
     computation = {}
     if out is not None:
         numbers = (model, rule, jax.random.key_data(keys), (d, float(alpha), theory, normalise, sentences), VERSION)
-        computation = {"fingerprint": fingerprint(model.identity_text(), name_of(run), *numbers)}
+        computation = {"fingerprint": fingerprint(model.identity_text(), identity_of(run), *numbers)}
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
     sizes = [len(piece[-1]) for piece in pieces]
@@ -372,6 +371,7 @@ def _outcome(
     model: Model, data: Data, result: GAMP | Training, test_error: Callable[[Model, Data, Array], Average]
 ) -> dict[str, Any]:
     """Finish message passing by L-BFGS, and measure: fields of `Instance`, and the inputs of the theory."""
+    require_kind(result, "run", (GAMP, Training), "a function that returns a result of gamp or train")
     if result.train_loss is None:
         raise InputError("run", "must return a result of `gamp` or `train`, got one of `posterior_mean`")
     end, status, finished = result, result.status, jnp.zeros((), bool)

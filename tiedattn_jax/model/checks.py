@@ -367,7 +367,10 @@ def _function_conditions(model: Model, even: bool) -> Iterator[Condition]:
     value, *others = on_host(values)
     is_rotated, *is_mirrored = (abs(a - value) <= 1e-8 + 1e-3 * abs(value) for a in others[: -len(SIZES)])
     if even:
-        problem = "must be even in Z and in Y for a branch by name: use branch=None with a start, or event='crossing'"
+        problem = (
+            "must be even in Z and in Y for a branch by name: for another loss there are check(model, even=False), "
+            "find_states, solve(model, alpha, None, start=...) and find_event(model, 'crossing', start=...)"
+        )
         yield Condition(is_mirrored[0] & (is_mirrored[1] | is_mirrored[2]), "loss", problem=problem)
     argument = "rotation_invariant" if model.rotation_invariant else "generators"
     problem = "must be left out for a loss that changes when the columns of Z are rotated"

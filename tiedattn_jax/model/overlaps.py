@@ -378,3 +378,11 @@ def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
     (_, r, t), law = model.shape, model.law()
     S, J = law.gamma.shape[1], law.tau.shape[1]
     return {"q": (S, r, r), "V": (S, r, r), "theta": (S, r, t), "m": (J, r)}
+
+
+def check_shapes(model: Model, start: Overlaps, lead: int = 0) -> None:
+    """Check that overlaps have the shapes of the model's, after `lead` axes."""
+    for name, expected in shapes_of(model).items():
+        actual = jnp.shape(getattr(start, name))[lead:]
+        if actual != expected:
+            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..base.errors import InputError, require_kind
+from ..base.errors import InputError
 from ..base.results import Status
 from ..base.saved import load
 from ..model.overlaps import PAIR
@@ -21,7 +21,7 @@ from .table import Table
 _SAME = 1e-5  # relative difference of two values of one setting that the tolerance of a solver explains
 
 
-def join(parts: Sequence[Table | PhaseDiagram | Path | str]) -> Any:
+def join(parts: Iterable[Table | PhaseDiagram | Path | str]) -> Any:
     """Put parts of one table or one diagram together, from memory or from files that `save` wrote.
 
         join(["part-1.npz", "part-2.npz"])
@@ -35,20 +35,26 @@ def join(parts: Sequence[Table | PhaseDiagram | Path | str]) -> Any:
         parts: tables of one question, or diagrams of one model, over the same axes.
 
     Raises:
-        InputError: there are no parts, a file is not one of them, they belong to different questions or models, or
-            differ at a setting, which the message names.
+        InputError: there are no parts, a file is not one of them, they belong to different questions, models or
+            options, or differ at a setting, which the message names.
     """
-    require_kind(parts, "parts", (list, tuple), "a list of tables, of diagrams, or of their files")
+    if isinstance(parts, (str, Path, Table, PhaseDiagram)) or not isinstance(parts, Iterable):
+        raise InputError(
+            "parts", f"must be a list of tables, of diagrams, or of their files, got {type(parts).__name__}"
+        )
     loaded: list[Any] = [load(part) if isinstance(part, (str, Path)) else part for part in parts]
     kinds = {type(part) for part in loaded}
     if kinds not in ({Table}, {PhaseDiagram}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "none"
         raise InputError("parts", f"must be tables, or diagrams, one or more of one kind, got {names}")
     first, is_diagram = loaded[0], kinds == {PhaseDiagram}
-    for part in loaded:
+    for number, part in enumerate(loaded):
         for name, of in {"axes": lambda part: part.names, "setting": _setting}.items():
             if of(part) != of(first):
                 raise InputError("parts", f"must have the same {name}, got {of(part)!r} beside {of(first)!r}")
+        if not is_diagram and part.setting and first.setting and part.setting != first.setting:
+            text = "must have the same model, fixed numbers and options of sweep"
+            raise InputError("parts", f"{text}, got others in part {number} than in part 0")
     axes = tuple(np.unique(np.concatenate([part.axes[k] for part in loaded])) for k in range(len(first.axes)))
     shape, places = tuple(map(len, axes)), [np.ix_(*map(np.searchsorted, axes, part.axes)) for part in loaded]
     _check_agreement(loaded, axes, places)
@@ -73,9 +79,10 @@ def join(parts: Sequence[Table | PhaseDiagram | Path | str]) -> Any:
     hole = Missing("no part has this setting", int(Status.nonfinite))
     cells = [hole if s is None else loaded[s[0]].cells[np.ravel_multi_index(s[1], loaded[s[0]].shape)] for s in sources]
     if first.slope is None:
-        return Table(first.question, first.names, axes, tuple(cells))
+        return Table(first.question, first.names, axes, tuple(cells), setting=first.setting)
     slope, exact = filled(*(part.slope for part in loaded)), filled(*(part.exact for part in loaded))
-    return Table.of_event(first.question, first.names[0], axes[0], cells, np.where(exact, slope, np.nan))
+    slope = np.where(exact, slope, np.nan)
+    return Table.of_event(first.question, first.names[0], axes[0], cells, slope).of_setting(first.setting)
 
 
 def _setting(part: Table | PhaseDiagram) -> Any:

@@ -33,7 +33,7 @@ from ..base.arrays import AnyArray, GivenArray, Number, indexed, spread_to, stac
 from ..base.errors import InputError
 from ..base.results import Status, quorum
 from ..model.model import Model
-from ..model.overlaps import Overlaps
+from ..model.overlaps import Overlaps, check_shapes
 from ..theory.equations import Equations
 from ..theory.paths import Call, Path
 from ..theory.quantities import Quantity
@@ -80,45 +80,42 @@ Start = Guess | FixedPoint | Sequence[FixedPoint] | Sequence[Table]
 
 
 def guess_of(event: Event, start: Start | None, low: Number = 0.0, high: Number = np.inf) -> Guess | None:
-    """Convert a caller's start to a `Guess`; None without a start, and if curves do not cross zero in the range.
-
-    Args:
-        low, high: range of alpha.
+    """Convert a caller's start to a `Guess`; None without a start, and if curves do not cross zero in a range of alpha.
 
     Raises:
-        InputError: the start is of the wrong kind, or of other branches than those of the event, or it is missing for
-            an event of states that nobody but the caller knows.
+        InputError: the start does not fit the event, or is missing for an event of states that only the caller knows.
     """
     is_of_any = event.branches == (None, None)
     if start is None and not is_of_any:
         return None
     if isinstance(start, Guess) and len(start.overlaps) == len(event.branches):
         return start
-    is_sequence = isinstance(start, (list, tuple)) and not isinstance(start, Guess)
-    inputs: Any = start if is_sequence else [start]
+    inputs: Any = start if isinstance(start, (list, tuple)) and not isinstance(start, Guess) else [start]
     # A state without a name may stand for the event's only branch.
-    names: dict[Any, Any] = {None: event.branches[0]} if len(event.branches) == 1 else {}
-    curves = {names.get(s.question, s.question): s for s in inputs if isinstance(s, Table)}
-    found = [s for s in inputs if isinstance(s, FixedPoint)]
-    points = {names.get(s.branch, s.branch): s for s in found}
-    if set(event.branches) <= set(curves):
-        guesses = crossings(event, [curves[b] for b in event.branches])
-        guess = next((guess for guess in guesses if low <= guess.at <= high), None)
+    only = event.branches[0] if len(event.branches) == 1 else None
+
+    def given(kind: type, label: str) -> list[Any]:
+        """Return the inputs of one kind in the order of the event's branches; for any branches as they are."""
+        those = [s for s in inputs if isinstance(s, kind)]
+        named = {getattr(s, label) or only: s for s in those}
+        return those if is_of_any else [named[b] for b in event.branches if b in named]
+
+    tables, states = given(Table, "question"), given(FixedPoint, "branch")
+    if len(tables) == len(event.branches):
+        guess = next((guess for guess in crossings(event, tables) if low <= guess.at <= high), None)
         if guess is None:
             return None
         # On other averages than those of the curves the event may lie beyond their neighbouring points.
         width = guess.high - guess.low
         return guess._replace(low=max(guess.low - width, 0.5 * guess.low), high=guess.high + width)
-    states = found if is_of_any else [points[b] for b in event.branches if b in points]
-    alphas = [p.alpha for p in states]
-    if len(states) == len(event.branches) and np.ptp(alphas) == 0:
-        return Guess(alphas[0], tuple(p.replicates.overlaps for p in states))
-    requirement = (
-        "two FixedPoints of any branches at one alpha, or a Guess"
-        if is_of_any
-        else f"a FixedPoint for each of {list(event.branches)} at one alpha, or curves of these branches, or a Guess"
-    )
-    raise InputError("start", f"must be {requirement}, got {[type(s).__name__ for s in inputs]}")
+    if len(states) == len(event.branches) and np.ptp([p.alpha for p in states]) == 0:
+        if is_of_any and np.isnan(number_of(event, states)):
+            raise InputError("start", "must be two different states, got one twice, or one that is absent")
+        return Guess(states[0].alpha, tuple(p.replicates.overlaps for p in states))
+    each = "two FixedPoints of any branches" if is_of_any else f"a FixedPoint for each of {list(event.branches)}"
+    places = [f" at alpha = {s.alpha:g}" if isinstance(s, FixedPoint) else "" for s in inputs]
+    got = ", ".join(f"{type(s).__name__}{place}" for s, place in zip(inputs, places, strict=True))
+    raise InputError("start", f"must be {each} at one alpha, or curves of these branches, got {got}")
 
 
 def crossings(event: Event, curves: Sequence[Table]) -> list[Guess]:
@@ -234,7 +231,10 @@ def zero_path(
         tol: the search stops when the relative step is below this.
     """
     limit, in_bracket = MAX_EVALUATIONS, True
-    if guess is None:
+    if guess is not None:
+        for start in guess.overlaps:
+            check_shapes(family.model, start, np.ndim(start.m) - 2)
+    else:
         guess, in_bracket = yield from _coarse_guess(event, family, bracket, starts)
         limit = MAX_EVALUATIONS if in_bracket else 1
     read = partial(event_number, event, family, exact=exact)

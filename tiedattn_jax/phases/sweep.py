@@ -14,17 +14,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Float, Real
 
 from ..averages.recipes import SIZES, AnyNodes
 from ..base import VERSION
 from ..base.arrays import GivenArray
 from ..base.errors import InputError, as_flag, is_concrete, require, require_kind, require_positive
-from ..base.files import Store, fingerprint
+from ..base.files import Store, fingerprint, identity_of
 from ..base.pieces import PIECES, computed, cut
 from ..base.progress import Progress, Report, counter, reporter
 from ..base.results import Settings, Status
-from ..base.saved import name_of
 from ..model.checks import check_numbers
 from ..model.overlaps import branch_of
 from ..model.parameters import MODELS, AnyModel, Axis, axes_of, is_number_of, names_of, scalar_parameters
@@ -41,6 +41,8 @@ from .locate import Start
 from .table import Table
 from .trace import TRACE_SETTINGS, trace_path
 from .transitions import critical_alpha, find_event, linear_crossing
+
+_NO_SETTING = "start", "progress"  # options that change how an answer is found, and not what it is
 
 
 def sweep(
@@ -109,7 +111,7 @@ def sweep(
     if followed is not None:
         if executor is not None or out is not None:
             raise InputError("follow", "must be left out beside executor and out: what is followed is computed in turn")
-        return followed(grid, report, **options)
+        return followed(grid, report, **options).of_setting(grid.setting(question, options))
     is_traced = not is_concrete(grid.models, grid.alphas, options)
     if is_traced and (executor is not None or out is not None):
         argument = "out" if executor is None else "executor"
@@ -121,7 +123,7 @@ def sweep(
         cells = cells_of(grid.run(asked.paths(grid.models, grid.alphas, options), report))
     else:
         cells = grid.in_pieces(asked, options, store, executor, report)
-    return grid.table(asked.name, cells)
+    return grid.table(asked.name, cells).of_setting(grid.setting(question, options))
 
 
 def pairs_of(model: Any) -> list[tuple[AnyModel, Any]]:
@@ -265,7 +267,22 @@ class Grid(NamedTuple):
     def fingerprint(self, question: Callable[..., Any], options: dict[str, Any]) -> str:
         """Return what identifies the answers: the question, what the models compute, all numbers, and the version."""
         text = self.models[0].identity_text() if hasattr(self.models[0], "identity_text") else ""
-        return fingerprint(name_of(question), text, self.models, self.alphas, sorted(options.items()), VERSION)
+        return fingerprint(identity_of(question), text, self.models, self.alphas, sorted(options.items()), VERSION)
+
+    def setting(self, question: Callable[..., Any], options: dict[str, Any]) -> str:
+        """Return a hash of all that is the same in the cells, which parts of one table share.
+
+        It is empty, as unknown, along models of a list and numbers of one's own.
+        """
+        if any(axis.put is not None or axis.name == MODELS for axis in self.axes):
+            return ""
+        place: tuple[AnyModel, Any] = self.models[0], self.alphas[0]
+        for axis in self.axes:
+            place = axis.parameter.set(*place, 0.5)
+        known = {p.name: p.default for p in inspect.signature(question).parameters.values() if p.default is not p.empty}
+        same = {name: value for name, value in (known | options).items() if name not in _NO_SETTING}
+        held = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, (place, sorted(same.items())))
+        return fingerprint(held)
 
     def in_pieces(
         self, asked: Asked, options: dict[str, Any], store: Store, executor: Executor | None, report: Report

@@ -6,6 +6,7 @@ why there is none. The results say their numbers, and how a table shows them; se
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -55,6 +56,8 @@ class Table(Gridded):
         exact: whether the slope is exact, as for alpha_c and where sensitivities were requested. Other slopes are
             those of a spline through neighbouring points and may be far off where these are few; that of a point
             without a neighbour is NaN.
+        setting: what `join` compares: a hash of the model, of the fixed numbers and of the options; empty if they are
+            not known.
     """
 
     question: str | None = eqx.field(static=True)
@@ -63,6 +66,7 @@ class Table(Gridded):
     cells: tuple[Any, ...]
     slope: Float[np.ndarray, " A"] | None = None
     exact: Bool[np.ndarray, " A"] | None = None
+    setting: str = eqx.field(static=True, default="")
 
     @classmethod
     def of_states(cls, branch: str | None, points: Sequence[FixedPoint]) -> Table:
@@ -93,6 +97,10 @@ class Table(Gridded):
                 if run.stop - run.start > 1:
                     slope[run] = CubicSpline(values[run], table.alpha[run])(values[run], 1)
         return table
+
+    def of_setting(self, setting: str) -> Table:
+        """Return the table with what `join` compares."""
+        return dataclasses.replace(self, setting=setting)
 
     @property
     def form(self) -> InTable:

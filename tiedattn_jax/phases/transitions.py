@@ -172,8 +172,8 @@ def find_event(
         event: one of these names.
         nodes: recipe of the averages, or number of nodes; see `make_rule`.
         start: a `FixedPoint` of every branch of the event, all at one alpha; or curves of these branches with the event
-            between two of their points; or a `Guess`. By default the event is searched for alpha from .05 to 3; only a
-            crossing needs its two states.
+            between two of their points. By default the event is searched for alpha from .05 to 3; only a crossing needs
+            its two states.
         settings: tolerances.
         progress: as in `solve`.
         sensitivities: whether to differentiate the event in the numbers of the model and to search with the exact slope

@@ -34,7 +34,7 @@ from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status, error_bar
 from ..model.checks import check
 from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, magnitudes, shapes_of
+from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, check_shapes, magnitudes
 from .engine import PathMaker, run_one, with_paths
 from .equations import Equations, with_tangents
 from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
@@ -370,10 +370,7 @@ def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
     require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
     with with_values() if is_concrete(start) else nullcontext():
         start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
-    for name, expected in shapes_of(model).items():
-        actual = jnp.shape(getattr(start, name))
-        if actual != expected:
-            raise InputError("start", f"must have {name} of shape {expected}, got shape {actual}")
+    check_shapes(model, start)
     if is_concrete(model, start):
         finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
         with jax.ensure_compile_time_eval():  # alpha may be traced
