@@ -29,7 +29,7 @@ from scipy import special
 from ..base.arrays import apply, cholesky, indexed, inverse, solve, zeros
 from ..base.errors import InputError, require_kind, require_memory
 from ..base.report import Description, Printed
-from ..model.model import Model
+from ..model.model import Model, require_model
 from ..model.overlaps import Overlaps, residual_covariance
 from .program import counted
 
@@ -268,7 +268,7 @@ class Fields:
         """
         if isinstance(model, Fields):
             return model
-        require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
+        require_model(model)
         r, t = model.columns
         means = model.teacher_mean is not None
         student = r if student is None else student

@@ -32,7 +32,7 @@ from ..base.errors import (
     with_values,
 )
 from ..base.report import Description, Printed, Row
-from ..model.model import Model, over_kinds
+from ..model.model import Model, over_kinds, require_model
 from .data import Data, Sample
 from .products import student_fields, token_gram
 
@@ -59,7 +59,7 @@ def check_estimate(name: str, model: Model, data: Sample, Q: Real[AnyArray, "d r
 
 def check_fit(model: Model, data: Sample) -> None:
     """Raise an `InputError` if the data differ from the model in tokens, fields, token classes, dtype or scale."""
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
+    require_model(model)
     require_kind(data, "data", Sample, "a tiedattn_jax.Data")
     require_promotion()
     require_precision(model.lam.dtype, "lam")
@@ -221,7 +221,7 @@ def diagnose(model: Model, data: Data) -> Diagnosis:
     Raises:
         InputError: the data have another number of tokens, or other classes, than the model, or a single sentence.
     """
-    require_kind(model, "model", Model, "a tiedattn_jax.Model, such as DotProduct()")
+    require_model(model)
     require_kind(data, "data", Data, "a tiedattn_jax.Data")
     (L, n, d, _), law = data.shape, model.law()
     traces = np.asarray(law.weights @ law.gamma, float)

@@ -38,7 +38,7 @@ from ..base.errors import (
 )
 from .kinks import SIZES, bounded, check_kinks
 from .law import SpectralLaw, TokenClassMixture
-from .model import Model, one_kind, require_fields, require_no_closures
+from .model import Model, one_kind, require_fields, require_model, require_no_closures
 from .penalties import penalty_conditions
 
 _SAME = 1e-6  # relative difference below which atoms agree
@@ -148,8 +148,7 @@ def check(model: Model, *, even: bool = True) -> Model:
             `target`, `student`: it is not a finite (L, L) matrix.
             `penalty`: it is not convex, lacks its proximal operator, or the law lacks the means.
     """
-    if not isinstance(model, Model):
-        raise InputError("model", f"must be a tiedattn_jax.Model, such as DotProduct(), got {model!r}")
+    require_model(model)
     even = as_flag(even, "even")
     require_promotion()
     if isinstance(getattr(model, "lam", None), (np.ndarray, jax.Array)):

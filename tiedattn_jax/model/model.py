@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from ..base.arrays import AnyArray, precise
-from ..base.errors import InputError, Ranges, conditions_of, is_concrete, settle
+from ..base.errors import InputError, Ranges, conditions_of, is_concrete, require_kind, settle
 from ..base.files import without_addresses
 from ..base.report import Description, Printed, entries
 from .law import Sentence, SpectralLaw
@@ -290,6 +290,12 @@ class Model(Printed):
 
     def _missing(self, method: str) -> str:
         return f"{type(self).__name__} must have a method `{method}` for this: see tiedattn_jax.Model"
+
+
+def require_model(model: Any) -> None:
+    """Raise an `InputError` unless this is a `Model`."""
+    text = "a tiedattn_jax.Model, such as DotProduct(), or use the functions of tiedattn_jax.wide for its layers"
+    require_kind(model, "model", Model, text)
 
 
 def rotations_of(r: int) -> Float[np.ndarray, "G {r} {r}"]:

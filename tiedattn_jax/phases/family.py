@@ -16,7 +16,7 @@ from ..base.arrays import GivenArray
 from ..base.errors import InputError, array_of, is_concrete, is_tracing, require_kind
 from ..base.results import Settings
 from ..model.checks import check
-from ..model.model import Model
+from ..model.model import Model, require_model
 from ..model.parameters import Parameter
 from ..theory.setting import Setting
 
@@ -92,7 +92,7 @@ def prepared(
     Raises:
         InputError: one of the three is of the wrong kind, or the model is traced by jax or fails its `check`.
     """
-    require_kind(model, "model", Model, "a Model such as DotProduct()")
+    require_model(model)
     require_kind(settings, "settings", (Settings, type(None)), "Settings, for instance Settings(tol=1e-4)")
     check_top_level(model)
     check(model, even=even)
