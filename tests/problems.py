@@ -6,6 +6,7 @@ A test takes them unless another model or rule is its subject, because every new
 from functools import cache
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from twins import ENCODINGS, GRAM, LAM, MIXING, in_atoms
@@ -49,7 +50,8 @@ PROBLEMS = {
 
 @cache
 def rule(name: str, problem: str = "standard") -> Rule:
-    return RULES[name].rule(PROBLEMS[problem].model)
+    with jax.ensure_compile_time_eval():  # the first call of a test may be inside of jit
+        return RULES[name].rule(PROBLEMS[problem].model)
 
 
 @cache
