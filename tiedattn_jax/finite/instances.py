@@ -330,8 +330,8 @@ def run_instances(
     store = Store(out, computation, "out", PIECES)
     store.open_folder(resume)
     sizes = [len(piece[-1]) for piece in pieces]
-    found = computed(_instances, pieces.__getitem__, len(pieces), store, executor, lambda k: count(sizes[k]))
-    rows = [row for piece in none_lost(found, store) for row in piece]
+    answers = computed(_instances, pieces.__getitem__, len(pieces), store, executor, lambda k: count(sizes[k]))
+    rows = [row for piece in none_lost(answers, store) for row in piece]
     return Table("instances", ("instance",), (np.arange(float(len(rows))),), tuple(rows))
 
 

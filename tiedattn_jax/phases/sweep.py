@@ -281,8 +281,8 @@ class Grid(NamedTuple):
             place = axis.parameter.set(*place, 0.5)
         known = {p.name: p.default for p in inspect.signature(question).parameters.values() if p.default is not p.empty}
         same = {name: value for name, value in (known | options).items() if name not in _NO_SETTING}
-        held = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, (place, sorted(same.items())))
-        return fingerprint(held)
+        without_slopes = partial(jax.tree.map, lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a)
+        return fingerprint(without_slopes((place, sorted(same.items()))))
 
     def in_pieces(
         self, asked: Asked, options: dict[str, Any], store: Store, executor: Executor | None, report: Report

@@ -28,8 +28,7 @@ _PER_DECADE = 6  # values at which the error is first looked at
 _TOL = 1e-4  # of the logarithm of the best value
 _FLAT = 1e-7  # relative difference of errors below which none is smaller
 _OFFSET = 0.05  # of the parabola that gives every replicate its own minimum
-
-
+# Where the smallest error is, in the words of the result.
 INSIDE, BESIDE, FLAT = "inside", "beside values without a usable state", "any value from there on"
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from ..averages.nodes import sobol_normals
 from ..averages.recipes import Sobol
@@ -104,8 +104,10 @@ def wide_nodes(layer: Layer, nodes: Any, *, whole: bool = False) -> WideNodes:
             raise InputError("nodes", f"{text}, got nodes of {actual[0]} and {actual[1]}")
         return nodes
     whole = whole or not is_concrete(layer)
-    if nodes is None and 2 * n + tokens <= _MOST_FIELDS and np.prod(2.0 * _counts(layer) + 1) <= _MOST_POINTS:
-        return _lattice(layer, whole)
+    if nodes is None and 2 * n + tokens <= _MOST_FIELDS:
+        steps = _steps(layer)
+        if np.prod(2 * np.ceil(_RADIUS / steps) + 1) <= _MOST_POINTS:
+            return _lattice(layer, steps, whole)
     recipe = _SOBOL if nodes is None else nodes
     if not isinstance(recipe, Sobol):
         raise InputError("nodes", f"must be None or a Sobol recipe for a wide layer, got nodes={nodes!r}")
@@ -126,22 +128,18 @@ def _steps(layer: Layer) -> Float[np.ndarray, " k"]:
     return steps / (_FINER if n == 1 else 1)
 
 
-def _counts(layer: Layer) -> Int[np.ndarray, " k"]:
-    """Return the number of these steps from the middle to the end of the lattice."""
-    return np.ceil(_RADIUS / _steps(layer)).astype(int)
-
-
-def _lattice(layer: Layer, whole: bool) -> WideNodes:
+def _lattice(layer: Layer, steps: Float[np.ndarray, " k"], whole: bool) -> WideNodes:
     """Return the points of two lattices in a ball; the second one is shifted by half of a step along every axis.
 
     Args:
+        steps: along the axes.
         whole: as in `wide_nodes`.
     """
     half, n = layer.is_even and not whole, layer.blocks.shape[1]
-    steps = _steps(layer)
+    counts = np.ceil(_RADIUS / steps).astype(int)
     points = []
     for shift in (0.0, 0.5):
-        axes = [s * (np.arange(-count, count + 1) + shift) for s, count in zip(steps, _counts(layer), strict=True)]
+        axes = [s * (np.arange(-count, count + 1) + shift) for s, count in zip(steps, counts, strict=True)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2 * n, -1)
         grid = grid[:, (grid**2).sum(0) <= _RADIUS**2]
         if half:  # one point of every pair of opposite ones

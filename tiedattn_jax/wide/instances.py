@@ -131,8 +131,8 @@ def run_instances(
         branch, theory_status = state.region, int(state.status)
     count = counter(reporter(progress, "instances"), len(keys))
     pieces = [(model, d, alpha, run, sentences, (predicted, bars, branch), theory_status, key) for key in keys]
-    found = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, lambda k: count(1))
-    cells = none_lost(found, store)
+    answers = computed(_wide_instance, pieces.__getitem__, len(keys), store, executor, lambda k: count(1))
+    cells = none_lost(answers, store)
     return Table("wide instances", ("instance",), (np.arange(float(len(cells))),), tuple(cells))
 
 

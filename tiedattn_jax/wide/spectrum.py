@@ -159,7 +159,7 @@ class Convolution(NamedTuple):
 
         return lax.cond(binds, bound, lambda: start)
 
-    def in_gap(self, z: Complex[Array, ""]) -> tuple[Complex[Array, ""], Complex[Array, ""]]:
+    def places_in_gap(self, z: Complex[Array, ""]) -> tuple[Complex[Array, ""], Complex[Array, ""]]:
         """Return a lower and a higher place in the gap of the spectrum of Y around z; z itself if it is in none."""
         u, (law, M, N, _) = lax.stop_gradient((z.real, self))
         islands, zero = law.islands(M), jnp.zeros((), M.dtype)
@@ -403,7 +403,7 @@ def stability(
         start: place from which on eigenvalues count: that of tau, or a higher one in a gap of the spectrum.
         bounded: whether it can be a higher one. f then jumps in the gap, and the two arcs must not touch.
     """
-    low, high = curve.in_gap(start) if bounded else (start, start)
+    low, high = curve.places_in_gap(start) if bounded else (start, start)
     above, below = curve.arc(high), curve.arc(low, below=True)
     f, x, count = above.y - tau, above.y[:, None], above.resolvent * above.dy
 
