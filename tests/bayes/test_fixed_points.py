@@ -379,3 +379,49 @@ def test_labels_have_a_closed_form_if_tokens_are_alike():
     assert [has_closed_form(m) for m in (Plain(), different, in_classes())] == [False] * 3
     assert averages_of(three_tokens(COLUMNS), None).size == SOBOL_SIZES["label grids"]
     assert averages_of(Plain(), None).size == SOBOL_SIZES["labels"] == 2**13
+
+
+class FirstToken(ta.DotProduct):
+    """The label is the noisy field of the first token."""
+
+    variance: jax.Array = eqx.field(default=0.0, converter=jnp.asarray)
+    noise = 1
+
+    def target(self, Y, noise):
+        label = Y[0, 0] + jnp.sqrt(self.variance) * noise[0, 0]
+        return jnp.zeros((2, 2)).at[0, 0].set(label / self.sigma)
+
+    def preimages(self, Y, noise):
+        fields = (Y + jnp.sqrt(self.variance) * noise)[None]
+        return ta.bayes.Preimages(fields, jnp.zeros(1), jnp.stack([self.variance, jnp.inf]))
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.1])
+def test_labels_of_one_token_are_linear_regression(variance):
+    """``V = sigma^2 / (1 + alpha sigma^2 / (V + noise))``, and without noise ``sigma^2 (1 - alpha)``."""
+    model, alpha, s = FirstToken(variance=variance), 0.6, SIGMA_SQUARE
+    b = alpha * s + variance - s
+    V = 0.5 * (np.sqrt(b**2 + 4 * s * variance) - b)
+    point = ta.bayes.solve(model, alpha)
+    assert point.ok
+    bars = np.asarray(point.stderr.q).max()
+    assert bars < 3e-4 * s
+    np.testing.assert_allclose(point.mean.q.ravel(), s - V, atol=4 * bars)
+    assert float(point.gen_error) == pytest.approx((V + variance) / 2, rel=2e-3)
+    assert (ta.bayes.solve(model, 1.2).mean.q[0, 0, 0] == pytest.approx(s, rel=1e-9)) == (variance == 0)
+
+
+def test_labels_with_a_sign_have_no_weak_recovery():
+    with pytest.raises(ta.InputError, match="model must be one whose labels do not tell the sign"):
+        ta.bayes.weak_recovery(FirstToken())
+
+
+def test_a_noise_for_every_token_is_that_of_all():
+    class Each(Noisy):
+        def preimages(self, Y, noise):
+            label = super().preimages(Y, noise)
+            return ta.bayes.Preimages(label.fields, label.log_weight, jnp.full(2, label.noise))
+
+    nodes = ta.Sobol(2**8)
+    one, each = (ta.bayes.solve(kind(), 1.0, nodes=nodes) for kind in (Noisy, Each))
+    assert float(each.gen_error) == pytest.approx(float(one.gen_error), abs=5 * float(each.stderr.gen_error))

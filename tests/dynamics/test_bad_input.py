@@ -72,6 +72,8 @@ REFUSED = {
         ({"branch": "uninformed"}, "branch must be 'semantic'"),
         ({"model": PENALTY}, "model must have no penalty"),
         ({"model": KINKS}, "model must have a loss without kinks"),
+        ({"branch": None, "start": (1.0, 0.5, 0.1)}, r"start must be \(Theta, m\)"),
+        ({"branch": None, "start": (0.5, [[0.1], [0.1]])}, STUDENT),
     ],
     "landscape": [
         ({"size": -1.0}, "size"),

@@ -64,3 +64,43 @@ def test_risk_and_gradient_are_the_published_ones(d, k, v, risk, slope_k, slope_
     slope -= Q * np.sum(Q * slope, 0)
     assert float(found.error) == pytest.approx(risk, abs=1e-6)
     np.testing.assert_allclose(slope, np.stack([slope_k, slope_v], 1), atol=1e-6)
+
+
+# Minima of the closed risk on the page with a ridge, by BFGS: the risk, and what k and v have along k* and v*.
+MINIMA = [((0.1, 0.3), (0.0, 0.3), (0.5845, 0.0), (0.0, 1.0077), 0.13579694281852484),
+          ((0.01, 0.3), (0.1, 0.03), (0.0, 0.7345), (0.7342, 0.0), 0.09786717195143918)]  # fmt: skip
+
+
+def retrieval_overlaps(k, v, strength=200.0):
+    Q = np.stack([k, v], 1)
+    return Q.T @ Q, Q[1][:, None], np.zeros((4, 2)) + [[0], [0], [strength**0.5], [0]] * Q[0]
+
+
+@pytest.mark.parametrize(("k", "v", "best_k", "best_v", "risk"), MINIMA, ids=["as-the-teacher", "exchanged"])
+def test_minima_are_those_of_the_closed_risk(k, v, best_k, best_v, risk):
+    model = SingleLocation(lam=jnp.array(0.01), strength=jnp.array(200.0))
+    nodes = ta.GaussHermite(6, replicates=1)
+    point = ta.dynamics.population(model, 0.1, None, nodes=nodes, start=retrieval_overlaps(k, v)[1:])
+    assert point.ok and point.stable
+    assert float(point.risk) == pytest.approx(risk, abs=1e-8)
+    for found, expected in zip((point.R, point.Theta, point.m), retrieval_overlaps(best_k, best_v), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+    # The derivative of the minimum in kappa is tr R / 2, and the next minimum begins here.
+    further = ta.dynamics.population(model, 0.1001, None, nodes=nodes, start=point)
+    assert float(further.risk - point.risk) == pytest.approx(0.5e-4 * np.trace(point.R), rel=1e-3)
+
+
+@pytest.mark.full
+def test_classes_that_are_alike_change_no_minimum():
+    class Classes(ta.DotProduct):
+        def law(self):
+            sentences = {(0, 0): 0.3, (0, 1): 0.2, (1, 0): 0.2, (1, 1): 0.3}
+            return ta.SpectralLaw.of_classes([0.25, 0.25], sentences)
+
+    nodes = ta.GaussHermite(8, replicates=1)
+    for branch in ("semantic", "positional"):
+        alone, mixed = (ta.dynamics.population(kind(), 0.005, branch, nodes=nodes) for kind in (ta.DotProduct, Classes))
+        assert mixed.ok
+        for a, b in ((alone.R, mixed.R), (alone.m, mixed.m[:2]), (alone.risk, mixed.risk),
+                     (alone.curvature, mixed.curvature)):  # fmt: skip
+            np.testing.assert_allclose(b, a, rtol=1e-8, atol=1e-8)

@@ -45,8 +45,10 @@ _STEP, _RANGE = 0.2, 9.0  # trapezoidal rule of a; it converges exponentially
 
 def log_evidence(label: Preimages, w: Float[Array, "L t"], V: Float[Array, "L t t"]) -> Float[Array, ""]:
     """Return log Z(O, w) of a label, up to a constant of the target."""
-    covariance = V + label.noise * jnp.eye(V.shape[-1], dtype=V.dtype)
-    distance = (label.fields - w)[..., None]  # (K, L, t, 1)
+    noise, eye = jnp.broadcast_to(label.noise, w.shape[:1])[:, None, None], jnp.eye(V.shape[-1], dtype=V.dtype)
+    is_shown = noise < jnp.inf
+    covariance = jnp.where(is_shown, V + jnp.where(is_shown, noise, 0.0) * eye, eye)
+    distance = jnp.where(is_shown, (label.fields - w)[..., None], 0.0)  # (K, L, t, 1)
     square = jnp.sum(
         distance * solve(jnp.broadcast_to(covariance, (*distance.shape[:2], *V.shape[1:])), distance), (1, 2, 3)
     )

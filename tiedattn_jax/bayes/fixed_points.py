@@ -293,14 +293,15 @@ def _label(model: Model) -> Preimages:
     return model.preimages(*model.label(jnp.zeros((model.shape[0], model.shape[2] + model.noise), model.lam.dtype)))
 
 
-def noise_of(model: Model) -> Float[Array, ""]:
-    """Return the variance of the noise of the teacher's fields in the labels."""
+def noise_of(model: Model) -> Float[Array, "*tokens"]:
+    """Return the variance of the noise of the teacher's fields in the labels, of all tokens or of each."""
     return _label(model).noise
 
 
 def has_closed_form(model: Model) -> bool:
     """Return whether labels give the fields up to a sign, and all tokens have the same law."""
-    if not jax.eval_shape(_label, model).signs or model.law().sentences is not None:
+    label = jax.eval_shape(_label, model)
+    if not label.signs or label.noise.ndim or model.law().sentences is not None:
         return False
     if getattr(model, "spectrum", 0) is None:  # isotropic tokens, also while jax traces sigma
         return True
@@ -400,7 +401,7 @@ def _fixed_point(
     size = jnp.linalg.norm(v) / unit
     v = jnp.where(jnp.isfinite(length), implicit_root(closed, v), jnp.nan)
     # Where a step of the map is as good as zero, conjugates as large as this are infinite, if labels are exact.
-    is_settled = (length <= tol) & (tol * size >= _KNOWN) & (jnp.max(noise_of(model)) <= 0)
+    is_settled = (length <= tol) & (tol * size >= _KNOWN) & (jnp.min(noise_of(model)) <= 0)
     is_zero, is_perfect = size <= _ZERO, (size >= _PERFECT) | is_settled
     status = jnp.where((length <= tol) | is_zero | is_perfect, Status.converged, Status.max_steps)
     status = jnp.where(jnp.all(jnp.isfinite(v)), status, Status.nonfinite)

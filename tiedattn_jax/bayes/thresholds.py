@@ -1,4 +1,4 @@
-"""Quantitys of the Bayes-optimal learner, and the spectral start, which works from the first of them on.
+"""Thresholds of the Bayes-optimal learner, and the spectral start, which works from the first of them on.
 
 # notation: G = rho^{1/2} Hess rho^{1/2} with the Hessian of the log evidence of a label at w = 0, so that
 # 1 + G = E[y y^T | O] for fields y of unit covariance; c = sqrt(alpha / alpha_WR); T = G (c + G)^{-1}.
@@ -50,9 +50,10 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
         model, nodes: as in `bayes`.
 
     Raises:
-        InputError: as `bayes`.
+        InputError: as `bayes`; also if labels tell the sign of the teacher, whose overlap is then never zero.
     """
     check_bayes(model)
+    _check_signless(model)
     rule, closed_form = averages_of(model, nodes), has_closed_form(model)
     return Quantity.of_model(
         lambda m: if_allowed(model, thresholds(m, rule, closed_form)),
@@ -61,6 +62,16 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
         event="weak_recovery",
         meaning="weak recovery of the teacher",
     )
+
+
+def _check_signless(model: Model) -> None:
+    """Raise an `InputError` if the labels of a teacher and of minus the teacher differ."""
+    if is_concrete(model):
+        L, _, t = model.shape
+        label = model.preimages(*model.label(jnp.ones((L, t + model.noise), model.lam.dtype)))
+        mean = jnp.tensordot(jax.nn.softmax(label.log_weight), label.fields, 1)
+        text = "one whose labels do not tell the sign of the teacher: else its overlap is positive at every alpha"
+        require(jnp.abs(mean) <= 1e-6 * jnp.max(jnp.abs(label.fields)), "model", type(model).__name__, text)
 
 
 @program
@@ -165,6 +176,7 @@ def spectral_threshold(model: Model, nodes: AnyNodes = None) -> Float[Array, ""]
         InputError: the model has no spectral start: its teacher has more than one column, or tokens are not isotropic.
     """
     check_bayes(model, "a spectral start", independent=True, same=("gamma", "pi"))
+    _check_signless(model)
     require(model.shape[2] == 1, "model", f"t = {model.shape[2]}", "a model whose teacher has one column, t = 1")
     return jnp.mean(thresholds(model, averages_of(model, nodes), has_closed_form(model)))
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from ..averages.moreau import gradient_at_nodes
 from ..averages.rules import Replicate
@@ -35,6 +35,7 @@ from ..base.arrays import AnyArray, positive_definite, precise, spread_to
 from ..base.derivatives import pseudo_inverse, with_root
 from ..base.errors import (
     INT32,
+    Condition,
     InputError,
     as_array,
     is_concrete,
@@ -42,7 +43,9 @@ from ..base.errors import (
     require_kind,
     require_not_negative,
     require_positive,
+    settle,
     with_values,
+    within,
 )
 from ..base.progress import Progress, reporter
 from ..base.results import Replicated, Status
@@ -149,13 +152,13 @@ class Span(NamedTuple):
     """Law of tokens whose covariances are multiples of the identity, with the atoms of the spectrum in one.
 
     Attributes:
-        gamma: variances of the tokens.
-        tau: inner products of the encodings.
+        gamma: variances of the tokens, or of their classes.
+        tau: inner products of the encodings, followed by the means of the classes.
         pi: inner products of the teacher's columns, over d.
     """
 
-    gamma: Float[Array, " L"]
-    tau: Float[Array, "L L"]
+    gamma: Float[Array, " S"]
+    tau: Float[Array, "J J"]
     pi: Float[Array, "t t"]
 
 
@@ -165,7 +168,7 @@ def span_of(model: Model) -> Span:
     return Span(*(jnp.tensordot(law.weights, a, 1) for a in (law.gamma, law.tau, law.pi)))
 
 
-def needs_span(model: Model, purpose: str) -> Model:
+def needs_span(model: Model, purpose: str, *, even: bool = True, independent: bool = True) -> Model:
     """Check that what a student learns lies in the span of teacher and encodings, and that its risk is smooth.
 
     Return the model as `check` does.
@@ -173,7 +176,7 @@ def needs_span(model: Model, purpose: str) -> Model:
     Raises:
         InputError: as `needs`, whose message says `purpose`.
     """
-    return needs(model, purpose, smooth=True, independent=True, orthogonal=True, same=("gamma",))
+    return needs(model, purpose, even=even, smooth=True, independent=independent, orthogonal=True, same=("gamma",))
 
 
 def checked_run(
@@ -203,10 +206,10 @@ def directions_of(model: Model) -> int | None:
 def most_directions(model: Model) -> int:
     """Return the largest number of orthonormal directions that the encodings of a traced model can have."""
     encodings = getattr(model, "encodings", None)
-    return model.shape[0] if encodings is None else min(encodings.shape)
+    return span_of(model).tau.shape[0] if encodings is None else min(encodings.shape)
 
 
-def encodings_on_directions(tau: Float[Array, "L L"], e: int) -> Float[Array, "L {e}"]:
+def encodings_on_directions(tau: Float[Array, "J J"], e: int) -> Float[Array, "J {e}"]:
     """Return encodings on e orthonormal directions: P with ``P P^T = tau``.
 
     The derivative is for changes of tau that keep its rank.
@@ -307,6 +310,36 @@ def gram_of(model: Model) -> Float[Array, "n n"]:
 
 
 @precise
+def start_overlaps(model: Model, Theta: Any, m: Any) -> tuple[Float[Array, "r t"], Float[Array, "r J"]]:
+    """Return the overlaps (Theta, m^T) of a start as arrays, from numbers or arrays as in `sgd`.
+
+    They are NaN if jax traces them and no student has them.
+
+    Raises:
+        InputError: shapes do not fit, or no student has these overlaps.
+    """
+    (_, r, t), law, dtype, gram = model.shape, model.law(), model.lam.dtype, gram_of(model)
+    Theta, m = (as_array(a, "start", dtype) for a in (Theta, m))
+    semantic, positional = model.start_columns(combined=True)
+    Theta = Theta if Theta.ndim else Theta * semantic
+    if m.ndim < 2:  # a student in the direction of the first encoding
+        along = jnp.where(gram[t, t] > 0, gram[t:, t] / jnp.where(gram[t, t] > 0, gram[t, t], 1.0), 1.0)
+        m = along[:, None] * (m if m.ndim else m * positional)
+    for name, a, shape in (("Theta", Theta, (r, t)), ("m", m, (law.tau.shape[1], r))):
+        if a.shape != shape:
+            raise InputError("start", f"must have {name} of shape {shape}, got shape {a.shape}")
+    overlap, lengths = jnp.concatenate([Theta, m.T], 1), lengths_of(gram)
+    gap, largest = (jnp.max(jnp.abs(a) / lengths) for a in (overlap @ inverse_gram(gram) @ gram - overlap, overlap))
+    text = (
+        "must have overlaps that a student can have (m_1 = -m_2 if p_1 = -p_2, and zero with a zero encoding): "
+        "or give m of the first encoding alone"
+    )
+    holds = Condition(gap <= _SAME * largest, "start", overlap, problem=text)
+    overlap = within(overlap, settle([holds]))
+    return overlap[:, :t], overlap[:, t:]
+
+
+@precise
 def start_moments(model: Model, start: Any) -> Moments:
     """Return the moments of a student ``Q = Q* B^T + sqrt(d) p C^T + G`` with entries of G independent of the atom.
 
@@ -320,48 +353,25 @@ def start_moments(model: Model, start: Any) -> Moments:
     require_kind(start, "start", tuple, requirement)
     if len(start) != 3:
         raise InputError("start", f"must be {requirement}, got {len(start)} entries")
-    (_, r, t), law, dtype = model.shape, model.law(), model.lam.dtype
-    R, Theta, m = (as_array(a, "start", dtype) for a in start)
-    semantic, positional = model.start_columns(combined=True)
-    gram = gram_of(model)
-    R, Theta = (a * unit if a.ndim == 0 else a for a, unit in ((R, jnp.eye(r, dtype=dtype)), (Theta, semantic)))
-    if m.ndim < 2:  # a student in the direction of the first encoding
-        along = jnp.where(gram[t, t] > 0, gram[t:, t] / jnp.where(gram[t, t] > 0, gram[t, t], 1.0), 1.0)
-        m = along[:, None] * (m * positional if m.ndim == 0 else m)
-    for name, a, shape in (("R", R, (r, r)), ("Theta", Theta, (r, t)), ("m", m, (law.tau.shape[1], r))):
-        if a.shape != shape:
-            raise InputError("start", f"must have {name} of shape {shape}, got shape {a.shape}")
-    overlap = jnp.concatenate([Theta, m.T], 1)
-    mix = overlap @ inverse_gram(gram)
-    rest = R - mix @ overlap.T
-    checks = _checks_of_start(R, overlap, mix @ gram, rest, lengths_of(gram))
-    if is_concrete(R, overlap, rest):
-        for holds, text in checks:
-            if not holds:
-                raise InputError("start", text)
-    else:
-        rest = jnp.where(jnp.all(jnp.stack([holds for holds, _ in checks])), rest, jnp.nan)
+    (_, r, t), law, R = model.shape, model.law(), as_array(start[0], "start", model.lam.dtype)
+    overlap = jnp.concatenate(start_overlaps(model, *start[1:]), 1)
+    R = R if R.ndim else R * jnp.eye(r, dtype=R.dtype)
+    if R.shape != (r, r):
+        raise InputError("start", f"must have R of shape {(r, r)}, got shape {R.shape}")
+    mix = overlap @ inverse_gram(gram_of(model))
+    explained = mix @ overlap.T
+    shown = [np.asarray(a).tolist() if is_concrete(a) else "" for a in (R, explained)]
+    symmetric_text = f"must have R symmetric, got R={shown[0]}"
+    larger_text = f"must have R larger than what Theta and m alone make of it, {shown[1]}, got R={shown[0]}"
+    is_symmetric = jnp.max(jnp.abs(R - R.T)) <= _SAME * jnp.max(jnp.abs(R))
+    traced = settle(
+        [
+            Condition(is_symmetric, "start", problem=symmetric_text),
+            Condition(positive_definite(R - explained), "start", problem=larger_text),
+        ]
+    )
+    rest = within(R - explained, traced)
     B, C = mix[:, :t], mix[:, t:]
     crossed = jnp.swapaxes(law.cross, 1, 2)
     Thetas, Ms = B @ law.pi + C @ law.cross, B @ crossed + C @ law.tau
     return at_atoms(law, Moments(Thetas @ B.T + Ms @ C.T + rest, Thetas, Ms))
-
-
-def _checks_of_start(
-    R: Array, overlap: Array, spanned: Array, rest: Array, lengths: Array
-) -> list[tuple[Bool[Array, ""], str]]:
-    """Return what the overlaps of a start must satisfy, each with the message if it does not."""
-    size, largest = jnp.max(jnp.abs(R)), jnp.max(jnp.abs(overlap) / lengths)
-    shown = [np.asarray(a).tolist() if is_concrete(a) else "" for a in (R, overlap, R - rest)]
-    text = "must have overlaps that a student can have (m_1 = -m_2 if p_1 = -p_2, and zero with a zero encoding)"
-    return [
-        (jnp.max(jnp.abs(R - R.T)) <= _SAME * size, f"must have R symmetric, got R={shown[0]}"),
-        (
-            jnp.max(jnp.abs(spanned - overlap) / lengths) <= _SAME * largest,
-            f"{text}, got Theta and m={shown[1]}: or give m of the first encoding alone",
-        ),
-        (
-            positive_definite(rest),
-            f"must have R larger than what Theta and m alone make of it, {shown[2]}, got R={shown[0]}",
-        ),
-    ]

@@ -19,14 +19,14 @@ from ..averages.program import program
 from ..averages.recipes import SOBOL_SIZES, AnyNodes, Sobol, make_rule
 from ..averages.rules import Fields, Replicate, Rule, average
 from ..base.arrays import cholesky
-from ..base.errors import InputError, require_positive
+from ..base.errors import InputError, require_not_negative, require_positive
 from ..base.report import Row
 from ..base.results import LINE_FIGURE, InTable, Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps
 from ..theory.observables import error_in_block
-from .flow import directions_of, span_of
-from .population import Risk, checked_ridge, span_rule, states_of
+from .flow import directions_of, needs_span, span_of
+from .population import Risk, span_rule, states_of
 
 CANDIDATES = "semantic", "positional"
 
@@ -133,9 +133,11 @@ def landscape(model: Model, kappa: Any = 0.0, *, size: Any = None, nodes: AnyNod
             too large for a grid. A `sweep` over many cells needs fewer, such as 2^14.
 
     Raises:
-        InputError: as `population`; also if size is not positive, or if it is given and the ranks are not one.
+        InputError: as `population`; also if tokens have classes, or if size is not positive, or is given while the
+            ranks are not one.
     """
-    model, kappa = checked_ridge(model, kappa)
+    model = needs_span(model, "the landscape of the population risk")
+    kappa = require_not_negative(kappa, "kappa", model.lam.dtype)
     if size is None:
         return Landscape(model, kappa, None, _with_ridge(model, kappa, span_rule(model, nodes)))
     size = require_positive(size, "size", model.lam.dtype)

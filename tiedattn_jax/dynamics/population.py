@@ -4,7 +4,8 @@
 
 A minimum lies in the span of teacher and encodings, ``Q = Q* C^{-T} b^T + sqrt(d) sum_e e_e c_e^T``. The fields are
 ``h_l = sqrt(gamma_l) (b v_l + c^T eta_l) + m_l`` with ``m_l = sum_e P_le c_e``. In these coordinates nothing is
-singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0.
+singular: the covariance of h given y, ``gamma_l c^T c``, has no smooth root at c = 0. Means of classes are further
+rows of P.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int
 
 from ..averages.moreau import expansion_at_nodes, gradient_at_nodes, loss_at_nodes
 from ..averages.program import program
 from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
-from ..averages.rules import Fields, Replicate, Rule, average, teacher_fields
+from ..averages.rules import Fields, Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
 from ..base.derivatives import pseudo_inverse, with_root
-from ..base.errors import InputError, require_not_negative
+from ..base.errors import InputError, require, require_not_negative
 from ..base.results import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of, symmetric, vanished
-from .flow import directions_of, encodings_on_directions, most_directions, needs_span, span_of
+from ..theory.potentials import over_nodes
+from .flow import directions_of, encodings_on_directions, most_directions, needs_span, span_of, start_overlaps
 
 _MOST_STEPS = 100
 _SIZES = 2.0 ** np.arange(-16, 9)  # sizes of a start's fields, in units of `Model.field_scale`, that are tried
@@ -94,7 +97,7 @@ class PopulationPoint(Replicated):
 
 
 def population(
-    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: AnyNodes = None
+    model: Model, kappa: Any = 0.0, branch: str | None = "semantic", *, nodes: AnyNodes = None, start: Any = None
 ) -> PopulationPoint:
     """Return a minimum of the population risk ``E loss + kappa / 2 tr(Q^T Q) / d``, which is training on endless data.
 
@@ -103,12 +106,15 @@ def population(
     derivatives of every order in the model's numbers and in kappa follow from the implicit function theorem.
 
     Args:
-        model: any smooth, even layer whose covariances have one eigenvalue each.
+        model: any smooth layer whose covariances have one eigenvalue each; a branch by name needs an even loss.
         kappa: ridge per sample, at least zero.
         branch: "semantic" (m is zero), "positional" (Theta is zero), or None, which leaves both free.
         nodes: recipe of the averages, or number of nodes; by default a tensor grid for at most four fields, else 2^15
             Sobol points. The student's fields are the tokens' fluctuations along the encodings. A rule for `model` fits
             if these have as many orthonormal directions as the student has columns, as at the standard setting.
+        start: (Theta, m) as in `sgd`, or a `PopulationPoint`, from which descent begins. By default it begins at a
+            minimum on the ray towards teacher and encodings. A student whose columns have tasks of their own needs a
+            start for each of its minima.
 
     Returns:
         A `PopulationPoint`. Its status is `absent` if the student is zero in the directions of the branch, or if it
@@ -116,26 +122,28 @@ def population(
         the sign of a student along the teacher, and m that of `solve`.
 
     Raises:
-        InputError: kappa is negative; the branch has another name; the loss has kinks or is not even; the model has a
-            penalty, classes of tokens or several eigenvalues; or the teacher overlaps with the encodings.
+        InputError: kappa is negative; the branch has another name; the loss has kinks, or is not even for a branch by
+            name; the model has a penalty or several eigenvalues; the teacher overlaps with encodings or means of
+            classes; or no student has the overlaps of the start.
     """
-    model, kappa = checked_ridge(model, kappa)
-    states = states_of(model, kappa, span_rule(model, nodes), branch)
-    return PopulationPoint(model, kappa, states, branch)
+    model = needs_span(model, "the population risk", even=branch is not None, independent=False)
+    kappa, rule = require_not_negative(kappa, "kappa", model.lam.dtype), span_rule(model, nodes)
+    return PopulationPoint(model, kappa, states_of(model, kappa, rule, branch, start), branch)
 
 
-def checked_ridge(model: Model, kappa: Any) -> tuple[Model, Float[Array, ""]]:
-    """Check model and ridge as `population` does, and return both."""
-    model = needs_span(model, "the population risk")
-    return model, require_not_negative(kappa, "kappa", model.lam.dtype)
-
-
-def states_of(model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None) -> PopulationState:
+def states_of(
+    model: Model, kappa: Float[Array, ""], rule: Rule, branch: str | None, start: Any = None
+) -> PopulationState:
     """Return the minimum of a branch in every replicate of the averages."""
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
+    if start is not None:
+        given = (start.mean.Theta, start.mean.m) if isinstance(start, PopulationPoint) else start
+        requirement = "(Theta, m), numbers or arrays (r, t) and (L, r)"
+        require(isinstance(given, tuple) and len(given) == 2, "start", given, requirement)
+        start = start_overlaps(model, *given)
     named = branch_of(branch)
-    return _minima(model, kappa, rule, named.free(model), named.start(model).m)
+    return _minima(model, kappa, rule, named.free(model), named.start(model).m, start)
 
 
 def span_rule(model: Model, nodes: AnyNodes) -> Rule:
@@ -160,7 +168,7 @@ class Risk(eqx.Module):
     model: Model
     kappa: Float[Array, ""]
     replicate: Replicate
-    encodings: Float[Array, "L e"]
+    encodings: Float[Array, "J e"]
     unit: Float[Array, " n"]
     free: Float[Array, " n"]
 
@@ -178,23 +186,25 @@ class Risk(eqx.Module):
         _, r, t = self.model.shape
         return v[: r * t].reshape(r, t), v[r * t :].reshape(-1, r)
 
-    def at_nodes(self, v: Float[Array, " n"], block: Any) -> tuple[Array, Array, Array]:
-        """Return the student's fields, the teacher's, and the weights of one block."""
-        (b, c), t, gamma = self.split(v), self.model.shape[2], span_of(self.model).gamma
+    def at_nodes(self, model: Model, v: Float[Array, " n"], block: Any) -> tuple[Array, Array, Array]:
+        """Return the student's fields, the teacher's, and the weights of one block, for the `model` of one kind."""
+        (b, c), (L, _, t), sentence = self.split(v), model.shape, model.sentence
         eta, normals, weight = self.replicate.quadrature(block)
         h = jnp.einsum("at,ltn->lan", b, normals[:, :t]) + jnp.einsum("ea,len->lan", c, eta)
-        h = jnp.sqrt(gamma)[:, None, None] * h + (self.encodings @ c)[..., None]
-        return h, teacher_fields(self.model, normals), weight
+        m = self.encodings @ c
+        m = m if len(m) == L else m[:L] + sentence.to_tokens(m[L:])
+        h = jnp.sqrt(sentence.to_tokens(span_of(model).gamma))[:, None, None] * h + m[..., None]
+        return h, teacher_fields(model, normals), sentence.share * weight
 
     @precise
     def error(self, v: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the test error."""
 
-        def block_error(block: Any) -> Array:
-            h, y, weight = self.at_nodes(v, block)
-            return jnp.sum(weight * loss_at_nodes(self.model, h, y))
+        def block_error(model: Model, block: Any) -> Array:
+            h, y, weight = self.at_nodes(model, v, block)
+            return jnp.sum(weight * loss_at_nodes(model, h, y))
 
-        return average(self.replicate, block_error)
+        return over_nodes(self.model, self.replicate, block_error)
 
     def value(self, v: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the risk; v @ v is tr R."""
@@ -204,7 +214,13 @@ class Risk(eqx.Module):
         """Return the gradient in units of `unit` in the free coordinates, and the others, which are to be zero."""
         return self.free * jax.grad(lambda w: self.value(self.unit * w))(self.free * w) + (1 - self.free) * w
 
-    def start(self, m: Float[Array, "L r"]) -> Float[Array, " n"]:
+    def place_of(self, Theta: Float[Array, "r t"], m: Float[Array, "r J"]) -> Float[Array, " n"]:
+        """Return the coordinates of overlaps Theta and m^T in units of `unit`; zero in those that are not free."""
+        b = solve_triangular(cholesky(span_of(self.model).pi), Theta.T, lower=True).T
+        c = pseudo_inverse(self.encodings, rtol=1e-6) @ m.T
+        return self.free * jnp.concatenate([jnp.ravel(b), jnp.ravel(c)]) / self.unit
+
+    def start(self, m: Float[Array, "J r"]) -> Float[Array, " n"]:
         """Return the lowest of the minima along a ray: towards the teacher, and the encodings in the direction of m.
 
         Without a minimum on the ray it is the end with the lower risk, in units of `unit` like the result.
@@ -241,14 +257,14 @@ class Risk(eqx.Module):
     @precise
     def outside(self, v: Float[Array, " n"]) -> Float[Array, "r r"]:
         """Return the Hessian of the risk in directions outside the span."""
-        (L, r, _), gamma = self.model.shape, span_of(self.model).gamma
+        L, r, _ = self.model.shape
 
-        def block_curvature(block: Any) -> Array:
-            h, y, weight = self.at_nodes(v, block)
-            hessian = expansion_at_nodes(self.model, h, y)[2].reshape(L, r, L, r, -1)
-            return jnp.einsum("l,lalbn,n->ab", gamma, hessian, weight)
+        def block_curvature(model: Model, block: Any) -> Array:
+            h, y, weight = self.at_nodes(model, v, block)
+            hessian = expansion_at_nodes(model, h, y)[2].reshape(L, r, L, r, -1)
+            return jnp.einsum("l,lalbn,n->ab", model.sentence.to_tokens(span_of(model).gamma), hessian, weight)
 
-        return average(self.replicate, block_curvature) + self.kappa * jnp.eye(r, dtype=v.dtype)
+        return over_nodes(self.model, self.replicate, block_curvature) + self.kappa * jnp.eye(r, dtype=v.dtype)
 
     def curvature(self, v: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the smallest eigenvalue of the Hessian in all directions, without rotations of the columns."""
@@ -268,14 +284,14 @@ class Risk(eqx.Module):
     def sees_teacher(self, v: Float[Array, " n"]) -> Bool[Array, ""]:
         """Return whether the loss depends on the teacher; else a student along it has an arbitrary direction."""
 
-        def block_changes(block: Any) -> tuple[Array, Array]:
-            h, y, weight = self.at_nodes(v, block)
-            t = self.model.shape[2]
+        def block_changes(model: Model, block: Any) -> tuple[Array, Array]:
+            h, y, weight = self.at_nodes(model, v, block)
+            t = model.shape[2]
             scaling = jnp.concatenate([y[:, :t], jnp.zeros_like(y[:, t:])], 1)
-            u, change = jax.jvp(lambda y: gradient_at_nodes(self.model, h, y), (y,), (scaling,))
+            u, change = jax.jvp(lambda y: gradient_at_nodes(model, h, y), (y,), (scaling,))
             return jnp.sum(weight * u**2), jnp.sum(weight * change**2)
 
-        size, change = average(self.replicate, block_changes)
+        size, change = over_nodes(self.model, self.replicate, block_changes)
         return change > jnp.finfo(v.dtype).eps ** 1.5 * size
 
 
@@ -337,16 +353,22 @@ _length = jnp.linalg.norm
 
 @program
 def _minima(
-    model: Model, kappa: Array, rule: Rule, free: Float[Array, " 2"], m: Float[Array, "L r"]
+    model: Model,
+    kappa: Array,
+    rule: Rule,
+    free: Float[Array, " 2"],
+    m: Float[Array, "J r"],
+    first: tuple[Float[Array, "r t"], Float[Array, "r J"]] | None,
 ) -> PopulationState:
+    """Return the minima from the overlaps `first`, or if None from the ray towards the teacher and this m."""
     law, dtype = span_of(model), model.lam.dtype
     C = cholesky(law.pi)
-    ray = lax.stop_gradient(Risk.of(model, kappa, rule.replicate(0), free).start(m))
-
+    risk = Risk.of(model, kappa, rule.replicate(0), free)
+    first_place = lax.stop_gradient(risk.start(m) if first is None else risk.place_of(*first))
     tiny, root = jnp.finfo(dtype).tiny, jnp.finfo(dtype).eps ** 0.5
 
     def state(start: Float[Array, " n"], replicate: Replicate) -> tuple[Array, PopulationState]:
-        """Return the next start, which is this minimum with the signs of the ray, and the minimum."""
+        """Return the next start, which is this minimum with the signs of the first, and the minimum."""
         risk = Risk.of(model, kappa, replicate, free)
         frozen = lax.stop_gradient(risk)  # what is computed of it counts as constant under `jax.grad`
         w = risk.minimum(start)
@@ -365,15 +387,19 @@ def _minima(
         status = jnp.where(jnp.all(fixed == 0) | is_arbitrary, Status.absent, status)
         status = jnp.where(jnp.all(jnp.isfinite(fixed)), status, Status.nonfinite)
         numbers = R, b @ C.T, risk.encodings @ c, value, error, frozen.curvature(fixed * risk.unit), residual, status
-        columns = zip(risk.split(fixed), risk.split(ray), strict=True)
-        signs = jnp.concatenate([jnp.full(a.size, jnp.where(jnp.sum(a * at) < 0, -1, 1)) for a, at in columns])
+        columns = zip(risk.split(fixed), risk.split(first_place), strict=True)
+        # A start that was given is near its minimum, and another sign may be no minimum.
+        is_ray = first is None
+        signs = jnp.concatenate(
+            [jnp.full(a.size, jnp.where(is_ray & (jnp.sum(a * at) < 0), -1, 1)) for a, at in columns]
+        )
         is_start = jnp.any(fixed != 0) & jnp.all(jnp.isfinite(fixed))
         return jnp.where(is_start, signs * fixed, start), PopulationState(*numbers)
 
     # Teacher and encodings have no signs, and columns can be rotated. Every replicate therefore starts at the minimum
     # of the one before, and the first one twice.
     stack = jax.tree.map(lambda a: jnp.concatenate([a[:1], a]), rule.stack)
-    return indexed(lax.scan(state, ray, stack)[1], slice(1, None))
+    return indexed(lax.scan(state, first_place, stack)[1], slice(1, None))
 
 
 def _null(v: Float[Array, " n"]) -> float:

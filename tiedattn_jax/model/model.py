@@ -32,12 +32,13 @@ class Preimages(eqx.Module):
     """The teacher's fields that a label leaves possible: with probability ``weight_k`` they are near ``fields_k``.
 
     A label O that an optimal learner sees is a function of noisy fields ``U = Y + noise``. Then
-    ``p(O | Y) = sum_k weight_k prod_l N(fields_kl; Y_l, noise I)`` up to a factor that does not depend on Y.
+    ``p(O | Y) = sum_k weight_k prod_l N(fields_kl; Y_l, noise_l I)`` up to a factor that does not depend on Y.
 
     Attributes:
         fields: the possible values of U, (K, L, t). Every one of them must lead to the same set.
         log_weight: logarithms of their weights, which contain the Jacobian of the target, (K,).
-        noise: variance of the noise of a field; zero if labels are exact.
+        noise: variance of the noise of a field, of all tokens or of each; zero if labels are exact, infinite for a
+            token that they do not show.
         spacing: distance of neighbouring fields over the size of a field, for a grid on a continuous set; zero for a
             finite set. States whose V is smaller than the grid resolves have the status `unresolved`.
         signs: whether the set is U and -U, for a teacher of one column. Averages then have a closed form.
@@ -45,7 +46,7 @@ class Preimages(eqx.Module):
 
     fields: Float[Array, "K L t"]
     log_weight: Float[Array, " K"]
-    noise: Float[Array, ""]
+    noise: Float[Array, "*tokens"]
     spacing: float = eqx.field(static=True, default=0.0)
     signs: bool = eqx.field(static=True, default=False)
 
