@@ -12,7 +12,7 @@ import tiedattn_jax as ta
 from tiedattn_jax.model.overlaps import branch_of
 from tiedattn_jax.theory.observables import second_minimum_share
 from tiedattn_jax.theory.potentials import prior
-from tiedattn_jax.theory.solve import check_start
+from tiedattn_jax.theory.states import check_start
 
 MODEL, TWO_COLUMNS = ta.DotProduct(), ta.DotProduct(rank=2)
 NAN = float("nan")

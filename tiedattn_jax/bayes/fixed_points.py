@@ -26,10 +26,9 @@ from ..base.derivatives import Closure, implicit_root
 from ..base.errors import InputError, is_concrete, require, require_choice, require_takes, with_values
 from ..base.report import Description, Row, picture
 from ..base.results import InTable, Replicated, Status
-from ..model.checks import CHANCE, check_provides, needs
+from ..model.checks import CHANCE, check_alpha, check_provides, needs
 from ..model.model import Model, Preimages
 from ..model.overlaps import OrderNumber, symmetric
-from ..theory.solve import check_alpha
 from .channel import Channel, Posterior, free_entropy, label_channel, posterior, posterior_error, sign_channel
 
 _TOL = 1e-11  # relative change of the conjugates in a step of the map at which a search ends

@@ -26,11 +26,11 @@ from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require
 from ..base.results import Average, error_bar
+from ..model.checks import check_alpha
 from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
-from ..theory.solve import check_alpha
 from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, sign_channel
 from .fixed_points import averages_of, check_bayes, has_closed_form, if_allowed, noise_of
 

@@ -35,11 +35,10 @@ from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require, require_choice, with_values
 from ..base.report import Description
 from ..base.results import Replicated, Status
-from ..model.checks import needs
+from ..model.checks import check_alpha, needs
 from ..model.model import Model
 from ..theory.observables import largest_eigenvalue
 from ..theory.quantities import Quantity
-from ..theory.solve import check_alpha
 
 DIRECTIONS = "encodings", "teacher"
 _SCAN = 48  # intervals of V, or of log(alpha), in which the first root of a direction's condition is searched for

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ..base.arrays import eigenvalues_exceed, precise
+from ..base.arrays import Number, eigenvalues_exceed, precise
 from ..base.errors import (
     Condition,
     InputError,
@@ -29,6 +29,7 @@ from ..base.errors import (
     require,
     require_count,
     require_kind,
+    require_positive,
     require_precision,
     require_promotion,
     require_takes,
@@ -166,6 +167,15 @@ def check(model: Model, *, even: bool = True) -> Model:
         settle(_conditions(jax.tree.map(jnp.asarray, jax.device_get(values)), even))
     _passed[id(model), even] = model
     return model
+
+
+def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
+    """Return alpha in the model's dtype.
+
+    Raises:
+        InputError: if alpha is not one positive and finite number.
+    """
+    return require_positive(alpha, "alpha", model.lam.dtype)
 
 
 def _conditions(model: Model, even: bool) -> Iterator[Condition]:

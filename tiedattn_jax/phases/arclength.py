@@ -18,6 +18,7 @@ from ..base.arrays import StateArray, stacked
 from ..base.errors import InputError, array_of, require_count, require_kind
 from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status
+from ..model.checks import check_alpha
 from ..model.model import Model
 from ..model.overlaps import ZERO, Coordinates, Overlaps, admissible, branch_of, label, magnitudes
 from ..model.parameters import Axis, Parameter, moved_number
@@ -25,8 +26,7 @@ from ..theory.engine import run, run_one
 from ..theory.equations import expansion
 from ..theory.paths import Call, Path, together
 from ..theory.setting import Lane, branch_start
-from ..theory.solve import check_alpha, check_start
-from ..theory.states import FixedPoint
+from ..theory.states import FixedPoint, check_start
 from .branch_path import BranchPath
 from .family import Family, prepared
 from .secant import Secant

@@ -30,6 +30,7 @@ from ..base.arrays import GivenArray, Number, indexed, spread_to
 from ..base.errors import InputError, require, require_choice
 from ..base.progress import Progress
 from ..base.results import Settings, Status
+from ..model.checks import check_alpha
 from ..model.model import Model
 from ..model.overlaps import PAIR, Overlaps
 from ..model.parameters import Axis, moved_number
@@ -37,7 +38,6 @@ from ..theory.engine import PathMaker, published
 from ..theory.observables import gen_error_in
 from ..theory.paths import Path
 from ..theory.quantities import Quantity
-from ..theory.solve import check_alpha
 from ..theory.states import FixedPoint, State
 from .events import EVENTS, Event
 from .family import Family, check_top_level, ends_of, prepared

@@ -23,7 +23,7 @@ from ..base.errors import InputError, is_concrete, require_choice, require_count
 from ..base.progress import Progress, in_parts
 from ..base.report import Description, Row
 from ..base.results import Replicated, Status, error_bar
-from ..model.checks import needs
+from ..model.checks import check_alpha, needs
 from ..model.model import Model
 from ..model.overlaps import PAIR, Conjugates, Overlaps, branch_of
 from ..theory import potentials
@@ -31,7 +31,7 @@ from ..theory.engine import run_one
 from ..theory.equations import first_order
 from ..theory.observables import gen_error_in
 from ..theory.paths import Call, Path
-from ..theory.solve import Request, check_alpha, solve_checked
+from ..theory.solve import Request, solve_checked
 from ..theory.states import FixedPoint, State
 from .newton import Equations1RSB, Moving, Solution, fixed_point
 from .potentials import Averages, OneRSBOverlaps, averages_at

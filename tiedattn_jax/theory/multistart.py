@@ -9,13 +9,12 @@ from ..averages.recipes import SIZES, AnyNodes, default_recipe, make_rule
 from ..base.errors import InputError, is_concrete, require_count
 from ..base.progress import Progress
 from ..base.results import Settings, Status
-from ..model.checks import check
+from ..model.checks import check, check_alpha
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, magnitudes
 from .engine import run_one
 from .paths import Path, together
 from .setting import Setting, branch_start
-from .solve import check_alpha
 from .states import FixedPoint, State
 
 # There are no damped steps, because these lead to minima and past saddles.

@@ -8,7 +8,6 @@ With known numbers, also under `jax.grad` alone, `solve` runs a path of the engi
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import equinox as eqx
@@ -29,17 +28,17 @@ from ..base.arrays import (
     precise,
     repeated,
 )
-from ..base.errors import InputError, as_array, is_concrete, require_kind, require_number, require_positive, with_values
+from ..base.errors import InputError, is_concrete, require_kind, require_number
 from ..base.progress import Progress, in_parts
 from ..base.results import Settings, Status, error_bar
-from ..model.checks import check
+from ..model.checks import check, check_alpha
 from ..model.model import Model
-from ..model.overlaps import Coordinates, Overlaps, admissible, branch_of, check_shapes, magnitudes
+from ..model.overlaps import Coordinates, Overlaps, branch_of, magnitudes
 from .engine import PathMaker, run_one, with_paths
 from .equations import Equations, with_tangents
 from .newton import ATTEMPTS, Newton, Outcome, is_hopeless, stall_of
 from .setting import Path, Setting, branch_start, revived
-from .states import FixedPoint, State
+from .states import FixedPoint, State, check_start
 
 
 def _paths(
@@ -349,32 +348,3 @@ def _checked(
             raise InputError("rtol", f"needs concrete numbers, got rtol={rtol} under a jax transformation: give nodes")
         tol = min(tol, rtol / 10)
     return request._replace(settings=settings or Settings(tol=tol))
-
-
-def check_alpha(model: Model, alpha: Number) -> Float[Array, ""]:
-    """Return alpha in the model's dtype.
-
-    Raises:
-        InputError: if alpha is not one positive and finite number.
-    """
-    return require_positive(alpha, "alpha", model.lam.dtype)
-
-
-def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
-    """Return overlaps, for instance those of a state, in the model's dtype.
-
-    Raises:
-        InputError: if they are of another kind or shape, or not admissible.
-    """
-    start = start.overlaps if isinstance(start, FixedPoint) else start
-    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
-    with with_values() if is_concrete(start) else nullcontext():
-        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
-    check_shapes(model, start)
-    if is_concrete(model, start):
-        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
-        with jax.ensure_compile_time_eval():  # alpha may be traced
-            is_admissible = finite and bool(admissible(model, start))
-        if not is_admissible:
-            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
-    return start

@@ -22,13 +22,12 @@ from ..base.arrays import Number, either, indexed
 from ..base.errors import InputError, require_choice, require_count
 from ..base.report import Description, rows_of
 from ..base.results import Replicated, Status
-from ..model.checks import check
+from ..model.checks import check, check_alpha
 from ..model.model import Model
 from ..model.overlaps import BRANCHES, Overlaps, admissible, branch_of, impose, label
 from .equations import Equations
 from .setting import branch_start
-from .solve import check_alpha, check_start
-from .states import FixedPoint
+from .states import FixedPoint, check_start
 
 # A run has converged if its last iteration changes every order parameter by less than this: a relative change, or units
 # of rounding, whichever is more. An m or theta below this share of its largest possible size is rounding.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Real, Shaped
 
 from ..averages.rules import Rule
 from ..base.arrays import StateArray, indexed, precise, spread_to
+from ..base.errors import InputError, as_array, is_concrete, require_kind, with_values
 from ..base.report import WORDS, Description, Printed, Row, by_token, rows_of, with_error
 from ..base.results import (
     MAP_FIGURE,
@@ -31,7 +33,7 @@ from ..base.results import (
 )
 from ..model import overlaps as ov
 from ..model.model import Model
-from ..model.overlaps import Conjugates, OrderNumber, Overlaps, shapes_of
+from ..model.overlaps import Conjugates, OrderNumber, Overlaps, admissible, check_shapes, shapes_of
 from ..model.parameters import scalar_parameters
 from .observables import Diagnostics, second_minimum_share
 
@@ -358,3 +360,23 @@ def _mean_state(states: State) -> State:
 def _error_bars(states: State) -> State:
     counted = jnp.where(jnp.any(states.has_state), states.has_state, True)
     return _of_a_state(states, jax.tree.map(lambda a: error_bar(jnp.where(spread_to(counted, a), a, jnp.nan)), states))
+
+
+def check_start(model: Model, start: FixedPoint | Overlaps) -> Overlaps:
+    """Return overlaps, for instance those of a state, in the model's dtype.
+
+    Raises:
+        InputError: if they are of another kind or shape, or not admissible.
+    """
+    start = start.overlaps if isinstance(start, FixedPoint) else start
+    require_kind(start, "start", Overlaps, "Overlaps or a FixedPoint")
+    with with_values() if is_concrete(start) else nullcontext():
+        start = Overlaps(**{name: as_array(a, "start", model.lam.dtype) for name, a in vars(start).items()})
+    check_shapes(model, start)
+    if is_concrete(model, start):
+        finite = all(np.all(np.isfinite(a)) for a in jax.tree.leaves(start))
+        with jax.ensure_compile_time_eval():  # alpha may be traced
+            is_admissible = finite and bool(admissible(model, start))
+        if not is_admissible:
+            raise InputError("start", "must be finite, with q, V and q - theta rho^-1 theta^T positive definite")
+    return start
