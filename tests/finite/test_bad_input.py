@@ -114,8 +114,9 @@ SHARE = r"must be in \(0, 1\], or None"
 # Bad values with the message, and the arguments of the calls that refuse them; a function makes a value of the case.
 KINDS = [
     ([(0, "of at least 1, got .*=0"), (2.5, "must be an integer of at least 1, got .*=2.5")],
-     "gamp.steps posterior_mean.steps train.steps run_instances.batch task.Transformer.hidden task.train.epochs"
+     "gamp.steps posterior_mean.steps run_instances.batch task.Transformer.hidden task.train.epochs"
      " task.train.batch task.train.hidden"),
+    ([(-1, "of at least 0, got steps=-1"), (2.5, "must be an integer of at least 0, got .*=2.5")], "train.steps"),
     ([(1, "must be an integer of at least 2, got .*=1"), (9.5, "must be an integer of at least 2")],
      "heldout_error.sentences task.sample.length task.sample.tokens task.sample.n task.Transformer.length"),
     ([(2, "must be an integer of at least 4"), (-5, "of at least 4, got d=-5"), (True, "must be an integer")],

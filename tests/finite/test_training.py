@@ -110,6 +110,16 @@ def test_histories_and_a_start_at_the_minimum_that_stops_at_once(model, data, mi
     assert int(restarted.iterations) == 0 and bool(restarted.ok) and len(result.plot().axes) == 2
 
 
+def test_no_step_measures_the_weights(model, data):
+    Q = 0.7 * np.random.default_rng(2).standard_normal((D, 1))
+    found = train(model, data, Q, steps=0, exact=True)
+    value, gradient = raw_risk(model, data, Q, True)
+    np.testing.assert_array_equal(found.Q, Q)
+    assert float(found.train_loss) == pytest.approx(float(value) / D, rel=1e-12)
+    assert float(found.gradient_norm) == pytest.approx(float(jnp.max(jnp.abs(gradient))), rel=1e-9)
+    assert int(found.iterations) == 0 and found.losses.shape == (1,) and found.status_name == "max steps"
+
+
 def test_training_on_exact_labels(model, data, minima):
     exact = train(model, data, "semantic", exact=True)
     assert bool(exact.ok) and np.max(abs(np.asarray(exact.Q) - minima["semantic"].Q)) > 1e-3

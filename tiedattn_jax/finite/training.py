@@ -201,7 +201,7 @@ def train(
             with a penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In
             directions where only the ridge determines the weights, gradient descent converges at a rate of ``lambda
             rate`` a step and is not at a minimum after the published 5000 steps.
-        steps: largest number of steps.
+        steps: largest number of steps; zero measures the weights of the start.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.
         tol: largest entry of the gradient at which to stop, in the unit of gradients, see
@@ -237,7 +237,7 @@ def train(
     if optimizer is None:
         optimizer = default_optimizer(model, stored=isinstance(data, Data), rate=rate)
     optimizer = require_choice(optimizer, "optimizer", OPTIMIZERS)
-    require_count(steps, "steps")
+    require_count(steps, "steps", 0)
     rate = RATES[optimizer] if rate is None else rate
     require_positive(rate, "rate")
     require_not_negative(tol, "tol")
