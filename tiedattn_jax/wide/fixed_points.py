@@ -33,7 +33,7 @@ from .states import WidePoint, WideState
 _TOL = 1e-9  # length of the last step
 _ROUNDING = 200.0  # units in the last place of such a length in single precision
 _MOST_STEPS = 100
-_LEAST = 1e-18  # M and N over Lam below which they are zero
+_LEAST = 1e-11, 1e-7  # sizes of M S* and of the noise of Y, over tau, below which they are zero
 _JUMPS = 1e-6  # share of sentences with several proximal points from which on a state is unresolved
 _LONGEST = 1.0  # length of a step with content
 _LEAST_PIVOT = 0.05  # of the stiffness of offsets, over its largest diagonal entry
@@ -47,12 +47,10 @@ class _Rules(NamedTuple):
     Attributes:
         content: whether S has a part besides that of the encodings; None if it shall have none.
         binds: whether the rank is bounded by kappa d; None if it cannot be.
-        on_boundary: whether the offsets stay on the boundary of the cone, see `_cone`.
     """
 
     content: Bool[Array, ""] | None
     binds: Bool[Array, ""] | None
-    on_boundary: Bool[Array, ""]
 
 
 class _SearchSetting(NamedTuple):
@@ -72,7 +70,7 @@ class _SearchSetting(NamedTuple):
     def first(cls, layer: Layer, alpha: Array, nodes: WideNodes, content: bool, can_bind: bool) -> _SearchSetting:
         """Return the setting in which a search begins: S has no content."""
         no = jnp.asarray(False)
-        rules = _Rules(no if content else None, no if can_bind else None, no)
+        rules = _Rules(no if content else None, no if can_bind else None)
         return cls(layer, alpha, nodes, jnp.zeros_like(nodes.student), rules)
 
     @property
@@ -101,29 +99,29 @@ class _SearchSetting(NamedTuple):
 
     def orders(self, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], _Rules]:
         """Return (q, m, V) and the offsets, and the constraints that they ask for."""
-        content, binds, on_boundary = self.rules
-        on_boundary |= _height(self.layer, u[3:]) < 0
+        content, binds = self.rules
         if content is None:
-            return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules._replace(on_boundary=on_boundary)
+            return jnp.concatenate([jnp.zeros_like(u[:3]), u[3:]]), self.rules
         curve, _, P = self.spectrum(u)
         grows = curve.top > self.layer.tau
         if binds is not None:
             binds |= content & (P.share > self.layer.kappa * (1 + tolerance(_TOL, _ROUNDING, u)))
-        return self.with_content(u, P), _Rules(content | grows, binds, on_boundary & (content | ~grows))
+        return self.with_content(u, P), _Rules(content | grows, binds)
 
     def map(self, u: Float[Array, " k"]) -> Float[Array, " k"]:
         """Return the right-hand sides of the equations for the conjugates (Lam, M, N) and the offsets."""
         return self.hats(self.orders(u)[0])[0]
 
     def offsets(self, t: Float[Array, " k"], A: ChannelAverages) -> Float[Array, " k"]:
-        """Return the offsets after a Newton step for a vanishing push, under the constraint of the setting."""
+        """Return the offsets after a Newton step for a vanishing push, which may end on the boundary of the cone."""
+        free = _unconstrained(t, A, _score_unit(self.layer))
         if not t.size or self.layer.sides == 2:
-            return _unconstrained(t, A, _score_unit(self.layer))
+            return free
         bound = jnp.zeros_like(t)  # on the boundary of the cone a spike is zero, and long encodings move along it
         if self.layer.is_long:
             along = jnp.asarray(_cone(self.layer)[::-1] * [-1, 1], t.dtype)
             bound = along * (along @ t + along @ A.push / (along @ A.stiffness @ along))
-        return jnp.where(self.rules.on_boundary, bound, _unconstrained(t, A, _score_unit(self.layer)))
+        return jnp.where(_height(self.layer, free) < 0, bound, free)
 
 
 def _unconstrained(t: Float[Array, " k"], A: ChannelAverages, longest: Any = np.inf) -> Float[Array, " k"]:
@@ -167,12 +165,13 @@ def _score_unit(layer: Layer) -> Float[Array, ""]:
     return lax.stop_gradient(jnp.sqrt(layer.teacher.rho + layer.noise))
 
 
-def _unknowns(u: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
+def _unknowns(u: Float[Array, " k"], layer: Layer) -> Float[Array, " k"]:
     """Return the logarithms of the conjugates, and the offsets in units of the teacher's scores."""
-    # A target that position explains pushes no content: M and N are then squares of errors of the proximal points.
-    number = jnp.finfo(u.dtype)
-    least = jnp.maximum(jnp.maximum(number.eps**2, _LEAST) * jnp.abs(u[0]), number.tiny**0.5)
-    return jnp.concatenate([jnp.log(jnp.maximum(u[:3], least)), u[3:] / unit])
+    unit, tau, number = _score_unit(layer), lax.stop_gradient(layer.tau), jnp.finfo(u.dtype)
+    # Without semantic part the target pushes no content: M and N are rounding errors. They do not matter where M S* and
+    # the noise of Y are much smaller than tau.
+    least = jnp.stack([0 * tau, max(number.eps, _LEAST[0]) * tau / unit, (max(number.eps**0.5, _LEAST[1]) * tau) ** 2])
+    return jnp.concatenate([jnp.log(jnp.maximum(u[:3], jnp.maximum(least, number.tiny**0.5))), u[3:] / unit])
 
 
 def _conjugates(x: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
@@ -287,7 +286,7 @@ def _broyden_steps(frozen: _SearchSetting, guess: _Start, tol: float) -> _Search
         now = frozen._replace(points=points, rules=rules)
         v, asked = now.orders(_conjugates(x, unit))
         image, points = now.hats(v)
-        r = _unknowns(image, unit) - x
+        r = _unknowns(image, frozen.layer) - x
         change = H @ (r - before)  # minus the step, if H were right
         scale = step @ change
         H -= jnp.outer(step + change, step @ H) / jnp.where(scale == 0, jnp.inf, scale)
@@ -298,7 +297,7 @@ def _broyden_steps(frozen: _SearchSetting, guess: _Start, tol: float) -> _Search
         step *= jnp.where(now.has_content, jnp.minimum(1.0, _LONGEST / length), 1.0)
         asked = either(ended, asked, rules)
         begins = jnp.asarray(asked.content != rules.content)
-        changed = begins | (asked.binds != rules.binds) | (asked.on_boundary != rules.on_boundary)
+        changed = begins | (asked.binds != rules.binds)
         at = now._replace(points=points).at(v)
         lower, weight = lax.cond(ended & ~changed, second_start, lambda *at: (at[-1], 0 * at[2]), *at)
         changed |= jnp.any(lower != points)
@@ -335,7 +334,7 @@ def states(layer: Layer, alpha: Array, nodes: WideNodes, start: Float[Array, " k
         u, setting, length, jumps, guess = _broyden_search(setting, guess)
         return guess, _state_at(u, setting, length, jumps)
 
-    first = _start_at(_unknowns(start.astype(alpha.dtype), _score_unit(layer)))
+    first = _start_at(_unknowns(start.astype(alpha.dtype), layer))
     return lax.scan(one, first, nodes)[1]
 
 
