@@ -13,7 +13,9 @@ import tiedattn_jax as ta
 from tiedattn_jax.base.arrays import unstacked
 from tiedattn_jax.finite.instances import Instance
 from tiedattn_jax.model.overlaps import Conjugates
+from tiedattn_jax.phases.cells import Batch
 from tiedattn_jax.phases.events import as_event
+from tiedattn_jax.phases.pair import Pair
 from tiedattn_jax.phases.table import Missing, Table
 from tiedattn_jax.theory.equations import with_tangents
 from tiedattn_jax.theory.observables import Diagnostics
@@ -148,7 +150,8 @@ def diagram(x, y, cells, attrs=None) -> ta.results.PhaseDiagram:
         )
         models = jax.tree.map(lambda a: np.broadcast_to(a, (*shape[:2], *a.shape)), model)
         pair.append(ta.results.FixedPoint(models, np.ones(shape[:2]), state, ("positional", "semantic")[branch]))
-    return ta.results.PhaseDiagram(x, y, *pair, {} if attrs is None else attrs)
+    cells, attrs = Batch(Pair(*pair), shape[:2]), {} if attrs is None else attrs
+    return ta.results.PhaseDiagram("phase_diagram", (y[0], x[0]), (y[1], x[1]), cells, attrs=attrs)
 
 
 def cells_of(diagram) -> dict:

@@ -24,8 +24,8 @@ from tiedattn_jax.dynamics.small_start import _ALPHA_RANGE
 from tiedattn_jax.finite import channels, diagnosis, evaluation, instances, message_passing, sampling, training
 from tiedattn_jax.model import overlaps
 from tiedattn_jax.phases import best, locate, places, transitions
-from tiedattn_jax.phases.diagram import REGIONS
 from tiedattn_jax.phases.events import EVENTS
+from tiedattn_jax.phases.pair import REGIONS
 from tiedattn_jax.plotting import diagrams
 from tiedattn_jax.rsb import clusters, fixed_points as rsb
 from tiedattn_jax.theory import engine, newton, potentials

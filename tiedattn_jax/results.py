@@ -3,7 +3,7 @@
 one state         FixedPoint, Overlaps, Conjugates, Diagnostics; StateEvolution
 numbers           Quantity, Average; error_bar, the error bar of a mean over replicates
 branches          BranchPath
-many settings     Table, PhaseDiagram
+many settings     Table, PhaseDiagram, Pair
 breaking          OneRSBPoint, OneRSBOverlaps
 optimal learner   BayesPoint
 dynamics          Trajectory, Student, Emergence, SmallStart, PopulationPoint, Landscape
@@ -24,6 +24,7 @@ from .finite.training import Training as Training
 from .model.overlaps import Conjugates as Conjugates, Overlaps as Overlaps
 from .phases.branch_path import BranchPath as BranchPath
 from .phases.diagram import PhaseDiagram as PhaseDiagram
+from .phases.pair import Pair as Pair
 from .phases.table import Table as Table
 from .rsb.fixed_points import OneRSBPoint as OneRSBPoint
 from .rsb.potentials import OneRSBOverlaps as OneRSBOverlaps

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import error_bar
 from tiedattn_jax.phases.boundaries import hermite_spline, last_rise, natural_spline
-from tiedattn_jax.phases.diagram import REGIONS
+from tiedattn_jax.phases.pair import REGIONS
 
 ALPHA, OMEGA = np.linspace(0.2, 2.0, 10), np.array([0.1, 0.3, 0.5])
 CRITICAL, LINEAR = 0.6 + 2 * OMEGA, 0.9 + 2 * OMEGA  # in the middle row alpha_l is above alpha_c, as in the model
@@ -137,6 +138,76 @@ def test_the_page_says_why_a_row_lacks_a_boundary():
     assert "nan" not in page and page.endswith("  0.5    1.600(35)  absent")
 
 
+def test_a_diagram_is_a_table_of_pairs():
+    """A cell is made on demand, and what a table reads of all cells at once is what the cells say one by one."""
+    diagram = made.changed(without_branches(), "status", np.s_[0, 1, 4], ta.Status.left_domain)
+    assert isinstance(diagram, ta.results.Table) and diagram.names == ("omega", "alpha")
+    assert diagram.shape == (3, 10) and len(diagram.cells) == len(diagram.points) == 30
+    table = ta.results.Table(diagram.question, diagram.names, diagram.axes, tuple(diagram.cells))
+    for name in ("found", "status", "reason", "ok"):
+        np.testing.assert_array_equal(getattr(diagram, name), getattr(table, name), name)
+    assert diagram.columns.keys() <= table.columns.keys()  # a single state also has its alpha and its label
+    for name, column in diagram.columns.items():
+        for whole, one_by_one in zip(column, table.columns[name], strict=True):
+            if whole is not None and whole.dtype.kind == "f":
+                np.testing.assert_allclose(whole, one_by_one, rtol=1e-12, atol=1e-18, err_msg=name)
+            else:
+                np.testing.assert_array_equal(whole, one_by_one, name)
+    for number in ("positional.train_loss", "semantic.gen_error", "semantic.theta", "positional.overlaps.q"):
+        for read in ("values", "stderr"):
+            whole, one_by_one = (getattr(t, read)(number) for t in (diagram, table))
+            np.testing.assert_allclose(whole, one_by_one, rtol=1e-12, err_msg=number)
+    cell = diagram.cells[-1]
+    assert cell == diagram.cells[2, 9] == diagram.cells[29]
+    assert cell.semantic.theta == diagram.semantic.theta[2, 9] and cell.region == diagram.region[2, 9]
+    assert str(cell).startswith("bistable, semantic global at alpha = 1: converged\n")
+    with pytest.raises(IndexError):
+        diagram.cells[30]
+
+
+def test_numbers_by_name():
+    """A dotted name is that of an array of a branch, and any other name is that of a column."""
+    diagram = known_diagram()
+    for name in ("gen_error", "theta", "replicates.residual"):
+        expected = functools.reduce(getattr, name.split("."), diagram.semantic)
+        np.testing.assert_array_equal(diagram.values(f"semantic.{name}"), expected)
+    np.testing.assert_array_equal(diagram.values(lambda pair: pair.semantic.gen_error), diagram.semantic.gen_error)
+    np.testing.assert_array_equal(diagram.stderr("semantic.gen_error"), diagram.semantic.stderr.gen_error)
+    bars = diagram.stderr("semantic.theta")  # all replicates have the same theta where they have a state
+    np.testing.assert_array_equal(bars, np.where(diagram.exists[1], 0.0, np.nan))
+    np.testing.assert_array_equal(diagram.stderr("loss_difference"), diagram.loss_difference[1])
+    np.testing.assert_array_equal(diagram.values(), diagram.region_names)
+    assert {"winner", "semantic", "alpha_c"} <= set(dir(diagram)) and not hasattr(diagram, "semantics")
+    with pytest.raises(ta.InputError, match="of which the nearest are semantic_gen_error"):
+        diagram.values("semantic.gen_eror")
+
+
+def test_a_branch_that_is_absent_is_no_failure():
+    diagram = known_diagram()
+    assert diagram.found.all() and diagram.ok.all() and not diagram.failures
+    assert (diagram.branch_status[1] == ta.Status.absent).any() and not diagram.status.any()
+    diagram = made.changed(diagram, "status", np.s_[1, 1, 4], ta.Status.left_domain)
+    diagram = made.changed(diagram, "status", np.s_[0, 2, 9, 0], ta.Status.max_steps)
+    assert diagram.failures == ("omega = 0.3, alpha = 1: the semantic branch is not solved: left domain",)
+    np.testing.assert_array_equal(diagram.found, diagram.solved)
+    assert np.argwhere(~diagram.ok).tolist() == [[1, 4], [2, 9]]  # the second one exists in the other replicate
+    assert np.isnan(diagram.values("positional.gen_error")[1, 4]) and diagram.status[2, 9] == ta.Status.max_steps
+    row = diagram.table()[14]
+    assert (row["status"], row["reason"]) == ("left domain", "the semantic branch is not solved: left domain")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_map_of_a_number_has_the_axes_of_the_diagram():
+    diagram = known_diagram()
+    axis = diagram.plot("semantic.gen_error").axes[0]
+    assert axis.get_xlabel().endswith(r"$\alpha$") and axis.get_ylabel().endswith(r"$\omega$")
+    drawn = axis.collections[0].get_array()
+    np.testing.assert_array_equal(drawn, diagram.values("semantic.gen_error"))
+    for number in ("region", [diagram.alpha_c()]):
+        with pytest.raises(ta.InputError, match="number must be the name of one number per setting"):
+            diagram.plot(number)
+
+
 def test_regions():
     diagram = known_diagram()
     names = np.array(REGIONS)[diagram.region]
@@ -233,7 +304,7 @@ def test_nodes_that_see_nothing_settle_nothing():
     diagram = known_diagram()
     diagram = made.changed(diagram, "status", np.s_[1, 1, [1, 5]], ta.Status.unresolved)  # the first was absent before
     assert diagram.region[1, 1] == diagram.region[1, 5] == 0 and not diagram.trusted[1, [1, 5]].any()
-    np.testing.assert_array_equal(diagram.status[1, 1, :6], [6, 8, 0, 0, 0, 8])
+    np.testing.assert_array_equal(diagram.branch_status[1, 1, :6], [6, 8, 0, 0, 0, 8])
     assert not diagram.absent[1, 1, 1] and diagram.absent[1, 1, 0] and not diagram.solved[1, 1]
 
 
@@ -283,8 +354,10 @@ def test_xarray():
     grid = "branch", "omega", "alpha"
     assert data.q.dims == data.V_stderr.dims == (*grid, "token", "column", "other_column")
     assert data.theta.dims == (*grid, "token", "column", "teacher_column") and data.m.dims == (*grid, "token", "column")
-    names = dict(zip(data.status.flag_values, data.status.flag_meanings.split(), strict=True))
-    assert names[0] == "converged" and names[8] == "unresolved" and data.status.dims == data.train_loss.dims == grid
+    status = data.branch_status
+    names = dict(zip(status.flag_values, status.flag_meanings.split(), strict=True))
+    assert names[0] == "converged" and names[8] == "unresolved" and status.dims == data.train_loss.dims == grid
+    assert data.status.attrs == status.attrs and data.status.dims == data.reason.dims == grid[1:]
     cell = data.sel(omega=0.3, branch="semantic").isel(alpha=4)
     assert cell.global_minimum.item() == "positional" and float(cell.theta.isel(token=1).squeeze()) == 0.2
     assert float(cell.global_minimum_gen_error) == diagram.positional.gen_error[1, 4]

@@ -18,7 +18,7 @@ from cases import CASES
 from toy import Toy, branch_of
 
 import tiedattn_jax as ta
-from tiedattn_jax.phases.diagram import REGIONS
+from tiedattn_jax.phases.pair import REGIONS
 
 ALPHAS, OMEGAS = np.array([0.5, 1.0, 1.25, 2.0]), np.array([0.3, 0.35])
 SETTINGS = ta.Settings(tol=4e-4, max_steps=16, warm_steps=1, damping=0.21)
@@ -53,7 +53,7 @@ def test_cells_are_the_states_of_the_theory(diagram):
         for name in ("train_loss", "gen_error"):
             mean, bar = (part[b, 0, i] for part in made.means_of(result, name))
             assert abs(mean - getattr(case, name)) < 3 * (bar + 2e-3 * getattr(case, name))
-    assert result.status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
+    assert result.branch_status[1, 0, 0] == ta.Status.absent  # the semantic branch ends at .716
     critical = result.alpha_c()
     assert abs(critical.alpha[0] - 1.25154) < 3 * critical.stderr()[0] + 0.005
     assert critical.alpha[1] > critical.alpha[0]
@@ -167,7 +167,7 @@ def test_cells_are_tried_again_from_their_neighbours(theory, model, rule, tmp_pa
     theory(toy)
     counts = []
     result = solve_grid(model, rule, out=tmp_path, omega=[0.3], progress=lambda *c: counts.append(c))
-    assert np.all(result.status == 0)
+    assert np.all(result.branch_status == 0)
     np.testing.assert_allclose(result.semantic.train_loss, [53 + A], rtol=1e-12)
     assert counts == [*((k, 8) for k in range(9)), (8, 10), (9, 10), (10, 10)]  # repetitions count, too
     asked = len(toy.settings)
@@ -212,7 +212,7 @@ def test_what_is_kept_of_a_run_that_ended_early(theory, model, rule, tmp_path, h
         calls = []
         resumed = solve_grid(model, rule, resume=True, progress=lambda *c: calls.append(c), **options)
         assert calls == [(k, 16) for k in (*range(0, 4 * kept, 4), *range(4 * kept, 17))] and np.all(
-            resumed.status == 0
+            resumed.branch_status == 0
         )
 
 

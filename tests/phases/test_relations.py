@@ -11,7 +11,7 @@ import pytest
 import tiedattn_jax as ta
 from tiedattn_jax.base.results import Status
 from tiedattn_jax.model.overlaps import PAIR
-from tiedattn_jax.phases.diagram import REGIONS
+from tiedattn_jax.phases.pair import REGIONS
 from tiedattn_jax.phases.table import Table
 from tiedattn_jax.theory.states import DIAGNOSTICS
 
@@ -120,7 +120,7 @@ def test_cells_are_those_of_single_states(drawn):
             own = loss[has_state]
             np.testing.assert_allclose([means[at], bars[at]], [own.mean(), ta.results.error_bar(own)], rtol=1e-6)
         if not (status == Status.absent).any():
-            assert drawn.status[at] == status.max()
+            assert drawn.branch_status[at] == status.max()
 
 
 def test_winners(drawn):
@@ -156,7 +156,7 @@ def test_what_else_says_the_numbers(drawn):
                 np.testing.assert_array_equal([row[key] for key in keys], np.ravel(mean))
                 if name != "q":
                     np.testing.assert_array_equal(row[f"{branch}_{name}_stderr"], bar)
-            assert row[f"{branch}_status"] == Status.name_of(drawn.status[b, j, i])
+            assert row[f"{branch}_status"] == Status.name_of(drawn.branch_status[b, j, i])
 
 
 def test_what_else_says_a_curve(tmp_path):

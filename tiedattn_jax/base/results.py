@@ -87,7 +87,7 @@ class Result(Printed):
         return InTable()
 
     @property
-    def has_result(self: Any) -> bool:
+    def has_result(self: Any) -> Any:
         """Whether a cell of a table with this result has what was asked for."""
         return bool(self.ok)
 

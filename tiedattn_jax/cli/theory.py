@@ -277,13 +277,13 @@ def run_diagram(args: argparse.Namespace) -> Report:
                 resume=args.resume,
                 progress=stage("both branches"),
             )
-    files = {} if args.out is None else _files(f"diagram{suffix}", diagram, diagram.plot(recoveries))
+    files = {} if args.out is None else _files(f"diagram{suffix}", diagram, diagram.plot(boundaries=recoveries))
     report = diagram.to_dict() | {str(table.question): table.values().tolist() for table in recoveries}
     text = "\n\n".join(result.summary() for result in (diagram, *recoveries))
-    return Report(report, text, files, bool(diagram.solved.any()), nodes, f"diagram{suffix}")
+    return Report(report, text, files, bool(diagram.found.any()), nodes, f"diagram{suffix}")
 
 
-def _files(name: str, result: Table | PhaseDiagram, figure: Figure) -> dict[str, bytes]:
+def _files(name: str, result: Table, figure: Figure) -> dict[str, bytes]:
     """Return the picture, the table and the arrays of a result, by the names of their files."""
     return {f"{name}.png": png(figure), f"{name}.csv": result.to_csv().encode(), f"{name}.npz": pack(result)}
 
@@ -297,8 +297,7 @@ def run_join(args: argparse.Namespace) -> Report:
         whole = join(args.parts)
     name = "diagram" if isinstance(whole, PhaseDiagram) else "table"
     files = {} if args.out is None else _files(name, whole, whole.plot())
-    has_results = whole.solved if isinstance(whole, PhaseDiagram) else whole.found
-    return Report(whole.to_dict(), whole.summary(), files, bool(has_results.any()), name=name)
+    return Report(whole.to_dict(), whole.summary(), files, bool(whole.found.any()), name=name)
 
 
 COMMANDS = (

@@ -16,6 +16,7 @@ table          the answers: numbers, rows, files, pictures
 cells          cells of a table, and what follows from many of them
 trace          events followed through a number of the model
 grid           both branches in every cell of a grid
-diagram        the result: regions, curves, files
+pair           both branches at a setting, or at all of them: region, global minimum, and what can be trusted
+diagram        the result: a table of pairs, with boundaries and files
 join           tables and diagrams of separate jobs, put together
 """

@@ -34,7 +34,7 @@ class CellRows(NamedTuple):
         gain: test error of the linear baseline minus that of the branch, NaN where there is no state.
         absent: whether a cell lacks the branch.
         status: `Status` of every branch in every cell.
-        winner: index of the branch that is the global minimum of every cell, see `PhaseDiagram.winner`.
+        winner: index of the branch that is the global minimum of every cell, see `Pair.winner`.
         beats: whether the global minimum beats the baseline; NaN where that is not known.
         crossings: alpha_c and the gains of both branches there, (rows, 3, replicates), in rows where it was searched.
     """
@@ -148,11 +148,11 @@ def last_rise(spline: PPoly | None, x: Float[np.ndarray, " A"], missing: Bool[np
     return float(rising[-1]) if len(rising) else np.nan
 
 
-def summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+def summary(values: Float[np.ndarray, "*shape R"]) -> tuple[Float[Any, "*shape"], Float[np.ndarray, "*shape"]]:
     """Return the mean over the last axis (replicates), ignoring NaN, and its error bar, in the dtype of the values.
 
     Without `jax_enable_x64` jax computes in float32. Deviations from the mean keep their digits there.
     """
-    mean = np.ma.masked_invalid(values).mean(-1).filled(np.nan)
+    mean = np.ma.filled(np.ma.masked_invalid(values).mean(-1), np.nan)  # that of a single row is no array
     deviations = np.moveaxis(values - mean[..., None], -1, 0)
     return mean, np.asarray(error_bar(deviations), deviations.dtype)

@@ -1,32 +1,28 @@
-"""Cells of a grid: how their numbers are read, and what follows from many of them.
-
-`Gridded` is what tables and phase diagrams have in common: numbers by name over the axes, as arrays, rows and files.
-"""
+"""Cells of a table: how their numbers are read, and what follows from many of them."""
 
 from __future__ import annotations
 
-import abc
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from itertools import combinations, pairwise, product
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from contourpy import contour_generator
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from scipy.interpolate import CubicHermiteSpline, PPoly
 
-from ..base.errors import InputError, require, require_choice
-from ..base.files import csv_of, write_whole
+from ..base.arrays import indexed
+from ..base.errors import InputError, require
 from ..base.report import Row
-from ..base.results import Column, Result, Status, error_bar
+from ..base.results import Average, Column, Status, error_bar
 from ..theory.paths import Failure
 from ..theory.quantities import Quantity
+from ..theory.states import FixedPoint
 
 # Meaning of the points where the curves of two events intersect.
 INTERSECTIONS = {
@@ -55,6 +51,7 @@ class Missing(eqx.Module):
         status: `Status` as an integer.
     """
 
+    has_result: ClassVar[bool] = False
     reason: str = eqx.field(static=True)
     status: int = eqx.field(static=True)
 
@@ -63,6 +60,25 @@ class Missing(eqx.Module):
         """Return the cell of a search that an exception ended; an `InputError` says that there is nothing to find."""
         status = Status.absent if isinstance(failure.error, InputError) else Status.nonfinite
         return cls(failure.reason, int(status))
+
+
+class Batch(eqx.Module, Sequence):
+    """Results at all settings as one batch. A table reads its numbers at once; an index (k or (j, i)) makes a cell.
+
+    Attributes:
+        results: one result whose arrays are (*shape, ...).
+        shape: that of the table.
+    """
+
+    results: Any
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        place = index if isinstance(index, tuple) else np.unravel_index(range(len(self))[index], self.shape)
+        return indexed(self.results, (*place, ...))  # with the dots numbers are arrays, too
 
 
 def cells_of(results: Sequence[Any]) -> tuple[Any, ...]:
@@ -98,13 +114,63 @@ def has_number(cell: Any, number: str) -> bool:
 
 def reader_of(number: Reader) -> Callable[[Any], Any]:
     """Return the function that reads a number from a cell."""
-    return attrgetter(number) if isinstance(number, str) else number
+
+    def read(cell: Any) -> Any:
+        value = attrgetter(number)(cell) if isinstance(number, str) else number(cell)
+        return value.value if isinstance(value, (Average, Quantity)) else value
+
+    return read
+
+
+def bar_of(cell: Any, number: Reader) -> Any:
+    """Return the error bar of a number of a cell, or of a batch of cells."""
+    if isinstance(number, str):
+        value, (head, _, tail) = attrgetter(number)(cell), number.partition(".")
+        if tail and isinstance(point := getattr(cell, head), FixedPoint):
+            return bar_of(point, tail)
+        if isinstance(value, (Average, Quantity)):
+            return value.stderr
+        if np.asarray(value).dtype.kind != "f":  # a label is exact
+            return np.zeros(())
+        # Scalars of a state: its replicates as a batch of states have one each.
+        if number in ORDER_AXES and isinstance(cell, FixedPoint):
+            states, axis = cell.replicates, cell.replicate_axis
+            one_each = jax.tree.map(lambda a: jnp.expand_dims(a, axis + 1), states)
+            alpha = jnp.broadcast_to(jnp.expand_dims(cell.alpha, axis), states.status.shape)
+            values = getattr(FixedPoint(cell.model, alpha, one_each, cell.branch), number)
+            return error_bar(jnp.moveaxis(jnp.where(states.has_state, values, jnp.nan), axis, 0))
+        if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
+            return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
+    bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
+    if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
+        return np.zeros(())
+    return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
+
+
+def place_of(names: Sequence[str], axes: Sequence[Float[np.ndarray, " _"]], index: int) -> str:
+    """Return the setting of a cell in words."""
+    places = zip(axes, np.unravel_index(index, tuple(map(len, axes))), strict=True)
+    return ", ".join(f"{name} = {axis[k]:g}" for name, (axis, k) in zip(names, places, strict=True))
 
 
 def entries_by_name(name: str, values: Any) -> dict[str, Any]:
     """Return the entries of an order parameter by name, or the one number that it has."""
     flat = np.ravel(values)
     return {name + (f"_{n}" if flat.size > 1 else ""): value for n, value in enumerate(flat)}
+
+
+def with_entries(columns: Mapping[str, Column], shape: tuple[int, ...]) -> dict[str, Column]:
+    """Return columns (*shape, ...), the entries of order parameters, and the error bars of other numbers, by name."""
+    named = dict[str, Column]()
+    for name, (values, bars) in columns.items():
+        named[name] = values, bars
+        if values.ndim > len(shape):
+            flat, flat_bars = (np.reshape(a, (*shape, -1)) for a in (values, 0 * values if bars is None else bars))
+            entries_of = entries_by_name(name, np.arange(flat.shape[-1]))
+            named |= {entry: (flat[..., n], flat_bars[..., n]) for entry, n in entries_of.items()}
+        elif bars is not None:
+            named[f"{name}_stderr"] = bars, None
+    return named
 
 
 def dataset(
@@ -115,7 +181,7 @@ def dataset(
 ) -> Any:
     """Return an xarray dataset of means, error bars (suffix _stderr) and labels; needs the extra `xarray`.
 
-    The attributes of `status` explain its integers as the CF conventions prescribe.
+    The attributes of a status explain its integers as the CF conventions prescribe.
 
     Args:
         coordinates: values of the axes that all numbers have, by name; those of order parameters follow.
@@ -135,76 +201,8 @@ def dataset(
     flags = {"flag_values": [*map(int, Status)], "flag_meanings": " ".join(s.name for s in Status)}
     for name, values in labels.items():
         label_dims, array = values if isinstance(values, tuple) else (dims, values)
-        data[name] = (label_dims, array, flags if name == "status" else {})
+        data[name] = (label_dims, array, flags if name.endswith("status") else {})
     return xarray.Dataset(data, dict(coordinates), {name: json.dumps(value) for name, value in attrs.items()})
-
-
-class Gridded(Result):
-    """Results at all settings of a grid. Subclasses have `names` and `axes`, its values, and `columns` over them."""
-
-    @property
-    @abc.abstractmethod
-    def columns(self: Any) -> dict[str, Column]:
-        """Numbers with their error bars, and labels with None, by name, arrays (*shape, ...)."""
-
-    @property
-    def shape(self: Any) -> tuple[int, ...]:
-        """Number of values along every axis."""
-        return tuple(map(len, self.axes))
-
-    @cached_property
-    def named(self: Any) -> dict[str, Column]:
-        """All names: arrays (*shape, ...) of order parameters, and the columns of `table`, (*shape)."""
-        grids = np.meshgrid(*self.axes, indexing="ij")
-        named: dict[str, Column] = {name: (grid, None) for name, grid in zip(self.names, grids, strict=True)}
-        for name, (values, bars) in self.columns.items():
-            named[name] = values, bars
-            if values.ndim > len(self.shape):
-                flat, flat_bars = (
-                    np.reshape(a, (*self.shape, -1)) for a in (values, 0 * values if bars is None else bars)
-                )
-                entries_of = entries_by_name(name, np.arange(flat.shape[-1]))
-                named |= {entry: (flat[..., n], flat_bars[..., n]) for entry, n in entries_of.items()}
-            elif bars is not None:
-                named[f"{name}_stderr"] = bars, None
-        return named
-
-    def table(self: Any) -> list[dict[str, Any]]:
-        """Return one row per setting: the axes, all numbers with their error bars, and labels.
-
-        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
-        """
-        columns = {name: values for name, (values, _) in self.named.items() if np.ndim(values) == len(self.shape)}
-        return [{name: values[index].item() for name, values in columns.items()} for index in np.ndindex(self.shape)]
-
-    def to_csv(self: Any, path: Path | str | None = None) -> str:
-        """Return the `table` as CSV, and write it to `path` if given."""
-        content = csv_of(self.table())
-        if path is not None:
-            write_whole(Path(path), content)
-        return content.decode()
-
-    def values(self: Any, number: Any = None) -> Shaped[np.ndarray, "*shape"]:
-        """Return a number of `table` by name in every cell, such as "semantic_gen_error" or "region".
-
-        Raises:
-            InputError: there is no such name.
-        """
-        return np.asarray(self.named[require_choice(number, "number", self.named)][0])
-
-    def contours(self: Any, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
-        """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
-
-        Args:
-            number: as in `values`; of a table ``lambda cell: cell.differences["global"]`` for a change of a landscape.
-            level: value of the number on the lines.
-
-        Raises:
-            InputError: there are not two axes.
-        """
-        require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
-        (x, y), values = self.axes, self.values(number)
-        return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
 
 
 class Intersection(NamedTuple):

@@ -30,11 +30,13 @@ from ..theory import engine
 from ..theory.paths import Failure, Path
 from ..theory.setting import Setting
 from ..theory.states import FixedPoint, State
+from .cells import Batch
 from .diagram import PhaseDiagram
 from .events import EVENTS
 from .family import Family, prepared
-from .follow import Follower, WarmStart, is_absent, pair_free, pair_start, with_replicate_axis
+from .follow import Follower, WarmStart, pair_free, pair_start, with_replicate_axis
 from .locate import zero_path
+from .pair import Pair
 from .sweep import Grid
 
 # An error of 5e-4 in the overlaps is negligible in the losses, which are stationary in the overlaps.
@@ -117,16 +119,15 @@ def phase_diagram(
     states = grid.solve(engine, store, report, executor, given)
     try:
         (states,) = engine.run([grid.retry(states, store, report)])
-        crossings = engine.run([grid.crossings(states)])[0] if "alpha" in (x.name, y.name) else None
+        alphas: Any = grid.alphas
+        points = (FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR))
+        pair = Pair(*points)
+        crossings = engine.run([grid.crossings(states, pair)])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(f"The call was interrupted; {store.hint}")
         raise
-    alphas: Any = grid.alphas
-    positional, semantic = (
-        FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR)
-    )
     if grid.columns is y:
-        positional, semantic = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), (positional, semantic))
+        pair = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), pair)
     names = x.name, y.name
     constant = {name: a[0, 0].tolist() for name, a in named(grid.models).items() if np.all(a == a[:1, :1])}
     attrs = {
@@ -138,7 +139,8 @@ def phase_diagram(
         "version": VERSION,
         "fingerprint": digest,
     }
-    return PhaseDiagram((x.name, x.values), (y.name, y.values), positional, semantic, attrs, crossings)
+    pairs = Batch(pair, (y.values.size, x.values.size))
+    return PhaseDiagram("phase_diagram", names[::-1], (y.values, x.values), pairs, attrs=attrs, crossings=crossings)
 
 
 def _devices(count: int | None) -> list[jax.Device]:
@@ -358,18 +360,17 @@ class _Tracks(NamedTuple):
         state = yield from Follower(self.nodes, settings, free, default).search(model, alpha, guess, False)
         return jax.tree.map(np.asarray, state)
 
-    def crossings(self, cells: State) -> Path:
+    def crossings(self, cells: State, pair: Pair) -> Path:
         """Path that searches alpha_c where the grid does not tell it; returns `PhaseDiagram.crossings`.
 
         It searches between neighbouring cells of a row, if the global minimum turns from positional to semantic there
         and one of the cells lacks a branch; in every row between the last such cells.
+
+        Args:
+            cells: states of all cells, arrays (branch, rows, columns, R, ...).
+            pair: the same states as both branches, (rows, columns).
         """
-        known, exists = np.asarray(has_state(cells.status, cells.residual)), _exists(cells)
-        losses = np.where(known & exists[..., None], cells.train_loss, np.nan)
-        means = np.ma.masked_invalid(losses).mean(-1).filled(np.inf)
-        solved = np.all(exists | is_absent(cells), 0)
-        winner = np.where(solved & np.isfinite(means).any(0), means.argmin(0), -1)
-        turns = (winner[:, :-1] == 0) & (winner[:, 1:] == 1)
+        exists, turns = pair.exists, (pair.winner[:, :-1] == 0) & (pair.winner[:, 1:] == 1)
         places = {int(row): int(column) for row, column in np.argwhere(turns)}
         places = {row: k for row, k in places.items() if not exists[:, row, k : k + 2].all()}
         zeros = yield [self.crossing(cells, exists, row, k) for row, k in places.items()]

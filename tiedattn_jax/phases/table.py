@@ -7,51 +7,54 @@ why there is none. The results say their numbers, and how a table shows them; se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
+from contourpy import contour_generator
 from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import CubicHermiteSpline, CubicSpline, PPoly
 
-from ..base.errors import InputError, require, require_choice
+from ..base.arrays import spread_to
+from ..base.errors import InputError, require, require_choice, require_kind
+from ..base.files import csv_of, write_whole
 from ..base.report import Description, Row, by_token, entries, figure_of, with_error
-from ..base.results import LINE_FIGURE, MAP_FIGURE, Average, Column, InTable, Status, error_bar
+from ..base.results import LINE_FIGURE, MAP_FIGURE, Column, InTable, Result, Status
 from ..model.parameters import MODELS
-from ..theory.quantities import Quantity
 from ..theory.states import FixedPoint
 from .cells import (
-    ORDER_AXES,
-    Gridded,
+    Batch,
     Intersection,
     Missing,
     Reader,
+    bar_of,
     dataset,
     differences_of,
     has_number,
     intersections_of,
     joined_pieces,
     jumps_of,
+    place_of,
     reader_of,
     runs_of,
+    with_entries,
 )
 
 _COLUMNS = 8  # number of columns of a table over two axes that are printed
 
 
-class Table(Gridded):
+class Table(Result):
     """The answers to one question at all settings of a grid with no axis, one or two.
 
     Attributes:
         question: what was asked for: the event, the branch (None for any), or the name of the function.
         names: names of the axes: "alpha", numbers of the model, a caller's own, or "model" for a list of models.
         axes: values along the axes.
-        cells: the result at every setting, or a `Missing`; the last axis runs fastest.
+        cells: the result at every setting, or a `Missing`, the last axis running fastest: a tuple, or a `Batch`, from
+            which numbers are read at once.
         slope: d alpha / d axis of an event along one axis; NaN between listed models, None for other tables.
         exact: whether the slope is exact, as for alpha_c and where sensitivities were requested. Other slopes are
             those of a spline through neighbouring points and may be far off where these are few; that of a point
@@ -63,7 +66,7 @@ class Table(Gridded):
     question: str | None = eqx.field(static=True)
     names: tuple[str, ...] = eqx.field(static=True)
     axes: tuple[Float[np.ndarray, " _"], ...]
-    cells: tuple[Any, ...]
+    cells: Sequence[Any]
     slope: Float[np.ndarray, " A"] | None = None
     exact: Bool[np.ndarray, " A"] | None = None
     setting: str = eqx.field(static=True, default="")
@@ -105,7 +108,7 @@ class Table(Gridded):
     @property
     def form(self) -> InTable:
         """How the cells are read, printed and drawn."""
-        return next((cell.in_table for cell in self.points if hasattr(cell, "in_table")), InTable())
+        return next((item.in_table for item in self._items if hasattr(item, "in_table")), InTable())
 
     @property
     def main(self) -> str:
@@ -113,6 +116,11 @@ class Table(Gridded):
         return self.form.main or next(iter(self.columns))
 
     # Arrays over the axes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of values along every axis."""
+        return tuple(map(len, self.axes))
 
     @property
     def at(self) -> Float[np.ndarray, " A"]:
@@ -129,17 +137,17 @@ class Table(Gridded):
     @property
     def found(self) -> Bool[np.ndarray, "*shape"]:
         """Whether there is a result at every setting."""
-        return self._array([not isinstance(c, Missing) and getattr(c, "has_result", True) for c in self.cells])
+        return self._array([getattr(item, "has_result", True) for item in self._items])
 
     @property
     def status(self) -> Int[np.ndarray, "*shape"]:
         """`Status` at every setting."""
-        return self._array([int(getattr(cell, "status", Status.converged)) for cell in self.cells])
+        return self._array([getattr(item, "status", Status.converged) for item in self._items]).astype(int)
 
     @property
     def reason(self) -> Shaped[np.ndarray, "*shape"]:
         """Why there is no result, in one sentence for every setting; empty where there is one."""
-        return self._array(["" if found else getattr(c, "reason", "") for c, found in self._with_found()])
+        return np.where(self.found, "", self._array([getattr(item, "reason", "") for item in self._items]))
 
     @property
     def ok(self) -> Bool[np.ndarray, "*shape"]:
@@ -147,7 +155,7 @@ class Table(Gridded):
 
         A run on data must have converged: it is then at a critical point of its risk.
         """
-        usable = next((cell.USABLE for cell in self.points if hasattr(cell, "USABLE")), Status.stalled)
+        usable = next((item.USABLE for item in self._items if hasattr(item, "USABLE")), Status.stalled)
         return self.status <= usable
 
     @property
@@ -166,7 +174,7 @@ class Table(Gridded):
     def failures(self) -> tuple[str, ...]:
         """The settings without a result, each with the reason; a branch that is absent is a result."""
         names, axes = self.names, self.axes
-        return tuple(f"{_place_of(names, axes, k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
+        return tuple(f"{place_of(names, axes, k)}: {reason}" for k, reason in enumerate(self.reason.ravel()) if reason)
 
     @property
     def points(self) -> tuple[Any, ...]:
@@ -176,22 +184,22 @@ class Table(Gridded):
     @property
     def alpha(self) -> Float[np.ndarray, "*shape"]:
         """Alpha at every setting: that of the state, or that of the event; NaN where the event was not found."""
-        return self._array([None if isinstance(cell, Missing) else float(cell.alpha) for cell in self.cells])
+        return self._read(lambda cell: cell.alpha).astype(float)
 
     def values(self, number: Reader | None = None) -> Shaped[np.ndarray, "..."]:
         """Return a number, or a text such as "branch", at every setting, (*shape, ...); NaN where there is no result.
 
         Args:
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
-                column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
+                column of `table`, such as "replicon"; or a function of a cell, or of a `Batch` of them. By
+                default what was asked for.
 
         Raises:
             InputError: neither the cells nor the table have the name.
         """
         number, column = self._found_number(number)
         if column is None:
-            read = (reader_of(number)(cell) if found else None for cell, found in self._with_found(number))
-            column = self._array([a.value if isinstance(a, (Average, Quantity)) else a for a in read]), None
+            column = self._read(reader_of(number), self.found | (number in self.form.always)), None
         values = np.asarray(column[0])
         return values if values.dtype.kind == "U" else values.astype(float)
 
@@ -204,30 +212,42 @@ class Table(Gridded):
         number, column = self._found_number(number)
         if column is not None:
             return np.zeros(np.shape(column[0])) if column[1] is None else np.asarray(column[1])
-        return self._array([_bar_of(cell, number) if found else None for cell, found in self._with_found(number)])
+        return self._read(lambda cell: bar_of(cell, number), self.found | (number in self.form.always))
 
     def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
         """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
         number = self.main if number is None else number
-        first = next((cell for cell, found in self._with_found() if found), None)
+        first = next((item for item in self._items if np.any(getattr(item, "has_result", True))), None)
         if not isinstance(number, str) or has_number(first, number):
             return number, None
         if first is not None or number in self.named:
             number = require_choice(number, "number", self.named)
         return number, self.named.get(str(number))
 
-    def _with_found(self, number: Reader | None = None) -> Iterator[tuple[Any, bool]]:
-        """Yield every cell, and whether it has a result, or at least a number that cells without one have, too."""
-        always = number in self.form.always
-        for cell, found in zip(self.cells, self.found.ravel().tolist(), strict=True):
-            yield cell, found or (always and not isinstance(cell, Missing))
+    @property
+    def _items(self) -> Sequence[Any]:
+        """What numbers are read from: the cells one by one, or all of them as one batch."""
+        return (self.cells.results,) if isinstance(self.cells, Batch) else self.cells
 
-    def _array(self, rows: Sequence[Any]) -> Shaped[np.ndarray, "..."]:
-        """Return one entry a cell as an array over the axes; None becomes an empty text, False or NaN."""
+    def _read(self, read: Callable[[Any], Any], known: Any = True) -> Shaped[np.ndarray, "..."]:
+        """Return what a function of a cell, or of a batch of them, returns, (*shape, ...); see `_array`.
+
+        Args:
+            known: whether the cells have the number, (*shape); those that are `Missing` have none.
+        """
+        known = np.broadcast_to(known, self.shape)
+        parts = zip(self._items, known.reshape(len(self._items), -1).any(1), strict=True)
+        return self._array([read(a) if has and not isinstance(a, Missing) else None for a, has in parts], known)
+
+    def _array(self, rows: Sequence[Any], known: Any = True) -> Shaped[np.ndarray, "..."]:
+        """Return one row an item as an array over the axes; what is not known becomes an empty text, False or NaN."""
         arrays = [None if row is None else np.asarray(row) for row in rows]
         first = next((a for a in arrays if a is not None), np.asarray(np.nan))
-        blank = np.full(first.shape, {"U": "", "b": False}.get(first.dtype.kind, np.nan))
-        stacked = np.stack([blank if a is None else a for a in arrays])
+        empty: Any = {"U": "", "b": False}.get(first.dtype.kind, np.nan)
+        if isinstance(self.cells, Batch):
+            values = np.broadcast_to(first, (*self.shape, *first.shape[len(self.shape) :]))
+            return values if np.all(known) else np.where(spread_to(known, values), values, empty)
+        stacked = np.stack([np.full(first.shape, empty) if a is None else a for a in arrays])
         return stacked.reshape((*self.shape, *first.shape))
 
     # Curves
@@ -265,6 +285,20 @@ class Table(Gridded):
         """
         return intersections_of(self, *others)
 
+    def contours(self, number: Reader | None = None, level: float = 0.0) -> list[Float[np.ndarray, "P 2"]]:
+        """Return the lines in the plane of both axes on which a number has a level, interpolated between the cells.
+
+        Args:
+            number: as in `values`, such as ``lambda cell: cell.differences["global"]`` for a change of a landscape.
+            level: value of the number on the lines.
+
+        Raises:
+            InputError: there are not two axes.
+        """
+        require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
+        (x, y), values = self.axes, self.values(number)
+        return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
+
     @property
     def jumps(self) -> list[tuple[float, float]]:
         """Intervals of the only axis in which the best state changes its branch, so that the best value jumps.
@@ -296,15 +330,34 @@ class Table(Gridded):
     @cached_property
     def columns(self) -> dict[str, Column]:
         """Numbers with their error bars, and labels with None, by name, (*shape, ...)."""
-        cells = [None if isinstance(cell, Missing) else cell.numbers() for cell in self.cells]
-        names = next((cell for cell in cells if cell is not None), {str(self.question): (np.nan, np.nan)})
-        values, bars = ({k: self._array([c and c[k][part] for c in cells]) for k in names} for part in (0, 1))
+        items = [None if isinstance(item, Missing) else item.numbers() for item in self._items]
+        names = next((item for item in items if item is not None), {str(self.question): (np.nan, np.nan)})
+        values, bars = ({k: self._array([c and c[k][part] for c in items]) for k in names} for part in (0, 1))
         columns = {k: (values[k], None if bar is None else bars[k]) for k, (_, bar) in names.items()}
         return columns | ({} if self.slope is None else {"slope": (self.slope, None), "exact": (self.exact, None)})
 
     @cached_property
     def named(self) -> dict[str, Column]:
-        return super().named | {"status": (np.array(self.status_name), None), "reason": (self.reason, None)}
+        """All names: arrays (*shape, ...) of order parameters, and the columns of `table`, (*shape)."""
+        grids = np.meshgrid(*self.axes, indexing="ij")
+        axes: dict[str, Column] = {name: (grid, None) for name, grid in zip(self.names, grids, strict=True)}
+        labels = {"status": (np.array(self.status_name), None), "reason": (self.reason, None)}
+        return axes | with_entries(self.columns, self.shape) | labels
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per setting: the axes, all numbers with their error bars, and labels.
+
+        Order parameters of several tokens or columns have one entry for each, q_0, q_1, ..., without error bars.
+        """
+        columns = {name: values for name, (values, _) in self.named.items() if np.ndim(values) == len(self.shape)}
+        return [{name: values[index].item() for name, values in columns.items()} for index in np.ndindex(self.shape)]
+
+    def to_csv(self, path: Path | str | None = None) -> str:
+        """Return the `table` as CSV, and write it to `path` if given."""
+        content = csv_of(self.table())
+        if path is not None:
+            write_whole(Path(path), content)
+        return content.decode()
 
     def to_xarray(self) -> Any:
         """Return all numbers, error bars (suffix _stderr) and labels as an xarray dataset; needs the extra `xarray`.
@@ -370,9 +423,7 @@ class Table(Gridded):
         numbers: list[Row] = []
         for word, index in (("smallest", np.nanargmin), ("largest", np.nanargmax)) if self.found.any() else ():
             k = int(index(values))
-            numbers.append(
-                (word, with_error(values.flat[k], bars.flat[k]), f"at {_place_of(self.names, self.axes, k)}")
-            )
+            numbers.append((word, with_error(values.flat[k], bars.flat[k]), f"at {place_of(self.names, self.axes, k)}"))
         more = ("...",) * (len(x) > _COLUMNS)
         rows: list[Row] = [(rf"{self.names[1]} \ {self.names[0]}", *(f"{a:.4g}" for a in x[:_COLUMNS]), *more)]
         for j, value in enumerate(y):
@@ -397,39 +448,9 @@ class Table(Gridded):
         """
         require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
         if number is not None:
+            require_kind(number, "number", str, "the name of one number per setting")
             values = self.values(number)
             is_drawn = values.dtype.kind != "U" and values.shape == self.shape
             require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
         figures, named = (self.form.figures, {}) if number is None else ((LINE_FIGURE, MAP_FIGURE), {"number": number})
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)
-
-
-# A method of a table costs a walk through all of its cells at every call, so that these are functions.
-
-
-def _bar_of(cell: Any, number: Reader) -> Any:
-    """Return the error bar of a number of a cell."""
-    if isinstance(number, str):
-        value, head = attrgetter(number)(cell), number.partition(".")[0]
-        if isinstance(value, (Average, Quantity)):
-            return value.stderr
-        if np.asarray(value).dtype.kind != "f":  # a label is exact
-            return np.zeros(())
-        # Scalars of a state: its replicates as a batch of states have one each.
-        if number in ORDER_AXES and isinstance(cell, FixedPoint):
-            states, count = cell.replicates, cell.replicates.status.size
-            one_each = jax.tree.map(lambda a: a[:, None], states)
-            batch = FixedPoint(cell.model, jnp.broadcast_to(cell.alpha, count), one_each, cell.branch)
-            return error_bar(jnp.where(states.has_state, getattr(batch, number), jnp.nan))
-        if hasattr(cell, f"{head}_stderr"):  # such as sensitivities_stderr
-            return attrgetter(number.replace(head, f"{head}_stderr", 1))(cell)
-    bars = getattr(cell, "stderr", np.zeros(()))  # a result without error bars is exact
-    if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
-        return np.zeros(())
-    return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
-
-
-def _place_of(names: Sequence[str], axes: Sequence[Float[np.ndarray, " _"]], index: int) -> str:
-    """Return the setting of a cell in words."""
-    places = zip(axes, np.unravel_index(index, tuple(map(len, axes))), strict=True)
-    return ", ".join(f"{name} = {axis[k]:g}" for name, (axis, k) in zip(names, places, strict=True))

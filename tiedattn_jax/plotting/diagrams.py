@@ -45,9 +45,9 @@ from .style import (
 )
 
 _BISTABLE = 4, 5  # regions in which both branches are stable
-_UNINFORMED = 2  # index of the state in `PhaseDiagram.winner`
+_UNINFORMED = 2  # index of the state in `Pair.winner`
 
-_NOT_TRUSTED = "not trusted"  # see `PhaseDiagram.trusted`
+_NOT_TRUSTED = "not trusted"  # see `Pair.trusted`
 _PRECISE = 0.01  # relative error bar above which a cell of a map is hatched
 
 

@@ -37,7 +37,7 @@ def diagram_page(diagram: Any) -> str:
     shares = [_share_of(np.asarray(values, float)) for _, values in (diagram.x, diagram.y)]
     states = {"positional": diagram.positional, "semantic": diagram.semantic, "global minimum": diagram.global_minimum}
     numbers = {name: state.numbers() for name, state in states.items()}
-    statuses = dict(zip(states, (*diagram.status, np.asarray(diagram.global_minimum.status)), strict=True))
+    statuses = dict(zip(states, (*diagram.branch_status, np.asarray(diagram.global_minimum.status)), strict=True))
     both, one = diagram.stable, diagram.winner  # the uninformed state is not tested for stability
     stable = dict(zip(states, (*both, np.select([one == 0, one == 1], [*both], one == len(PAIR))), strict=True))
     boundaries = [diagram.alpha_c(), diagram.alpha_l()] if "alpha" in (diagram.x[0], diagram.y[0]) else []
