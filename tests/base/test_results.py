@@ -92,7 +92,7 @@ def test_one_bad_replicate_spoils_its_entry_and_no_other(status):
     result = Listed(np.zeros(2), Numbers(zeros, zeros, replicates))
     assert result.status.tolist() == [status, 0] and result.ok.tolist() == [status in (0, 1), True]
     failed = np.where(np.arange(3) == 2, int(ta.Status.max_steps), replicates)  # does not hide it
-    worst = status if status in (3, 4, 5, 7, 8) else ta.Status.max_steps
+    worst = status if status in (3, 4, 5, 7, 8, 9) else ta.Status.max_steps
     assert Listed(np.zeros(2), Numbers(zeros, zeros, failed)).status.tolist() == [worst, 2]
 
 

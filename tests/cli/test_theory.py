@@ -96,7 +96,8 @@ def test_parts_of_a_diagram(capsys, tmp_path):
     files = [f"{tmp_path}/diagram-{k}-of-2.npz" for k in (1, 2)]
     joined, whole = printed(capsys, f"join {' '.join(files)} --json"), printed(capsys, words)
     assert joined["regions"] == whole["regions"]
-    np.testing.assert_allclose(joined["alpha_c"], whole["alpha_c"], rtol=1e-4)
+    alpha_c = [np.array(report["alpha_c"], float) for report in (joined, whole)]  # none in range at large omega
+    np.testing.assert_allclose(*alpha_c, rtol=1e-4)
     with pytest.raises(SystemExit, match="2"):
         main([*words.split(), "--part", "1/4"])
     assert "argument --part: must be of as many parts as there are values of omega" in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_a_setting_that_fails_leaves_the_others(theory, model, rule):
     assert result.failures == ("sigma = 0.4: ZeroDivisionError: of the loss",)
     assert result.found.tolist() == [True, False, True] and result.at.tolist() == sigmas
     np.testing.assert_allclose([float(p.model.sigma) for p in result.points], [0.3, 0.5])
-    assert result.status_name == ["converged", "nonfinite", "converged"]
+    assert result.status_name == ["converged", "failed", "converged"]
     for name in ("train_loss", "q", "replicon", lambda p: p.residual):
         np.testing.assert_array_equal(np.isnan(result.values(name)), [False, True, False])
     assert np.isnan(result.stderr("q")).tolist() == [False, True, False]
@@ -178,7 +178,7 @@ def test_a_setting_that_fails_leaves_the_others(theory, model, rule):
     np.testing.assert_allclose(event.exact, np.isfinite(event.alpha))
     reasons = "ZeroDivisionError: of the loss", "event must happen, there is none for alpha from 0.05 to 3"
     assert event.reason.tolist() == ["", reasons[0], "", reasons[1]]
-    assert event.status_name == ["converged", "nonfinite", "converged", "absent"]
+    assert event.status_name == ["converged", "failed", "converged", "absent"]
     known.bad |= {0.3, 0.5}
     with pytest.raises(ZeroDivisionError, match="of the loss") as raised:
         ta.sweep(ta.solve, model, branch="semantic", sigma=sigmas, alpha=2.0, nodes=rule)

@@ -344,6 +344,23 @@ def test_the_boundary_of_what_tied_attention_can_learn(options, nodes, tolerance
     np.testing.assert_allclose(slack(0.5), 0, atol=tolerance * high)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+def test_position_alone_beyond_what_tied_attention_can_learn(loss):
+    """At omega = 1 the labels have no content. Where position is forbidden, S fits what position leaves over."""
+
+    def state(omega):
+        mixing = [[0.3, 0.7], [0.55, 0.45]]
+        return ta.wide.solve(layer(omega=omega, mixing=mixing, encodings="long", loss=loss), 0.5)
+
+    end, near, far = (state(1 - step) for step in (0.0, 1e-3, 2e-3))
+    assert end.ok and float(end.slack) < 0 and float(end.q) > 1e-3
+    shifts = np.asarray(end.shifts)
+    assert shifts[0, 0] + shifts[1, 1] - 2 * shifts[0, 1] == pytest.approx(0, abs=1e-9)
+    for name in ("q", "V", "train_loss", "energy"):
+        values = [float(getattr(a, name)) for a in (end, near, far)]
+        assert values[0] == pytest.approx(2 * values[1] - values[2], rel=1e-4), name
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("alpha", [2.8, 4.0])
 def test_a_threshold_in_a_gap_of_the_spectrum(alpha):

@@ -34,6 +34,7 @@ class Status(enum.IntEnum):
     absent = 6  # the requested branch does not exist here: its order parameter, or the whole student, vanished
     imprecise = 7  # a fixed point, but with error bars above the requested rtol even for the largest averages tried
     unresolved = 8  # the proximal operator is not resolved at too many nodes to tell whether a state exists
+    failed = 9  # an exception ended the computation of this setting
 
     @classmethod
     def name_of(cls, value: Number) -> str:

@@ -58,7 +58,7 @@ class Missing(eqx.Module):
     @classmethod
     def of(cls, failure: Failure) -> Missing:
         """Return the cell of a search that an exception ended; an `InputError` says that there is nothing to find."""
-        status = Status.absent if isinstance(failure.error, InputError) else Status.nonfinite
+        status = Status.absent if isinstance(failure.error, InputError) else Status.failed
         return cls(failure.reason, int(status))
 
 
