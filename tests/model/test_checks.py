@@ -337,3 +337,20 @@ def test_a_class_that_closes_over_a_traced_number(transform, share):
 
     with pytest.raises(ta.InputError, match="loss must take every number that jax traces from the fields"):
         transform(number)(jnp.ones(()))
+
+
+def test_known_numbers_are_checked_in_every_step_of_a_fit():
+    """A class that passed once is refused under `jax.grad` at numbers at which its loss is not even."""
+
+    class Shifted(ta.DotProduct):
+        shift: jax.Array = eqx.field(default=0.0, converter=jnp.asarray)
+
+        def loss(self, Z, Y):
+            return super().loss(Z, Y) + self.shift * jnp.tanh(jnp.sum(Z))
+
+    slope = jax.grad(lambda model: check(model).lam)
+    assert float(slope(Shifted()).lam) == 1
+    with pytest.raises(ta.InputError, match="loss must be even"):
+        slope(Shifted(shift=0.1))
+    with pytest.raises(ta.InputError, match="omega must be in"):
+        slope(dataclasses.replace(Shifted(), omega=jnp.asarray(1.5)))

@@ -170,8 +170,9 @@ def _unknowns(u: Float[Array, " k"], layer: Layer) -> Float[Array, " k"]:
     unit, tau, number = _score_unit(layer), lax.stop_gradient(layer.tau), jnp.finfo(u.dtype)
     # Without semantic part the target pushes no content: M and N are rounding errors. They do not matter where M S* and
     # the noise of Y are much smaller than tau.
-    least = jnp.stack([0 * tau, max(number.eps, _LEAST[0]) * tau / unit, (max(number.eps**0.5, _LEAST[1]) * tau) ** 2])
-    return jnp.concatenate([jnp.log(jnp.maximum(u[:3], jnp.maximum(least, number.tiny**0.5))), u[3:] / unit])
+    signal, noise = max(float(number.eps), _LEAST[0]), max(float(number.eps) ** 0.5, _LEAST[1])
+    least = jnp.maximum(jnp.stack([0 * tau, signal * tau / unit, (noise * tau) ** 2]), number.tiny**0.5)
+    return jnp.concatenate([jnp.log(jnp.maximum(u[:3], least)), u[3:] / unit])
 
 
 def _conjugates(x: Float[Array, " k"], unit: Float[Array, ""]) -> Float[Array, " k"]:
