@@ -168,10 +168,34 @@ def test_a_diagram_is_a_table_of_pairs():
 def test_numbers_by_name():
     """A dotted name is that of an array of a branch, and any other name is that of a column."""
     diagram = known_diagram()
-    for name in ("gen_error", "theta", "replicates.residual"):
-        expected = functools.reduce(getattr, name.split("."), diagram.semantic)
+    for name in ("gen_error", "theta", "diagnostics.replicon"):  # numbers of a branch that is absent are NaN
+        expected = np.where(diagram.exists[1], functools.reduce(getattr, name.split("."), diagram.semantic), np.nan)
         np.testing.assert_array_equal(diagram.values(f"semantic.{name}"), expected)
-    np.testing.assert_array_equal(diagram.values(lambda pair: pair.semantic.gen_error), diagram.semantic.gen_error)
+    np.testing.assert_array_equal(diagram.alpha, diagram.positional.alpha)
+
+
+def test_functions_of_a_cell():
+    """A function gets one cell at a time, so that it may reduce or branch."""
+    diagram = known_diagram()
+    for read in (
+        lambda pair: pair.semantic.gen_error,
+        lambda pair: np.abs(pair.semantic.overlaps.theta).max(),
+        lambda pair: 1.0 if pair.region == 4 else 0.0,
+    ):
+        np.testing.assert_array_equal(diagram.values(read).ravel(), [read(cell) for cell in diagram.cells])
+    bars = diagram.stderr(lambda bars: bars.semantic.gen_error)
+    np.testing.assert_array_equal(bars, diagram.stderr("semantic.gen_error"))
+
+
+def test_reading_a_diagram_does_not_change_it():
+    diagram, other = known_diagram(), known_diagram()
+    assert diagram.region.shape == diagram.found.shape and diagram.columns
+    assert jax.tree.structure(diagram.pair) == jax.tree.structure(other.pair)
+    assert "tiedattn" in ta.cite(diagram.cells[0])
+
+
+def test_error_bars_by_name():
+    diagram = known_diagram()
     np.testing.assert_array_equal(diagram.stderr("semantic.gen_error"), diagram.semantic.stderr.gen_error)
     bars = diagram.stderr("semantic.theta")  # all replicates have the same theta where they have a state
     np.testing.assert_array_equal(bars, np.where(diagram.exists[1], 0.0, np.nan))
@@ -180,6 +204,8 @@ def test_numbers_by_name():
     assert {"winner", "semantic", "alpha_c"} <= set(dir(diagram)) and not hasattr(diagram, "semantics")
     with pytest.raises(ta.InputError, match="of which the nearest are semantic_gen_error"):
         diagram.values("semantic.gen_eror")
+    with pytest.raises(ta.InputError, match=r"number must be the name of one number .*got number='region'"):
+        diagram.contours()
 
 
 def test_a_branch_that_is_absent_is_no_failure():
@@ -189,6 +215,10 @@ def test_a_branch_that_is_absent_is_no_failure():
     diagram = made.changed(diagram, "status", np.s_[1, 1, 4], ta.Status.left_domain)
     diagram = made.changed(diagram, "status", np.s_[0, 2, 9, 0], ta.Status.max_steps)
     assert diagram.failures == ("omega = 0.3, alpha = 1: the semantic branch is not solved: left domain",)
+    both = made.changed(diagram, "status", np.s_[0, 1, 4], ta.Status.nonfinite)
+    texts = (f"the {branch} branch is not solved: {status}" for branch, status in (
+        ("positional", "nonfinite"), ("semantic", "left domain")))  # fmt: skip
+    assert both.reason[1, 4] == "; ".join(texts)
     np.testing.assert_array_equal(diagram.found, diagram.solved)
     assert np.argwhere(~diagram.ok).tolist() == [[1, 4], [2, 9]]  # the second one exists in the other replicate
     assert np.isnan(diagram.values("positional.gen_error")[1, 4]) and diagram.status[2, 9] == ta.Status.max_steps
@@ -201,6 +231,7 @@ def test_a_map_of_a_number_has_the_axes_of_the_diagram():
     diagram = known_diagram()
     axis = diagram.plot("semantic.gen_error").axes[0]
     assert axis.get_xlabel().endswith(r"$\alpha$") and axis.get_ylabel().endswith(r"$\omega$")
+    assert axis.figure.legends[0].get_texts()[0].get_text() == "no semantic.gen_error"
     drawn = axis.collections[0].get_array()
     np.testing.assert_array_equal(drawn, diagram.values("semantic.gen_error"))
     for number in ("region", [diagram.alpha_c()]):

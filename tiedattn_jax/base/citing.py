@@ -66,7 +66,7 @@ def _required(thing: Any) -> list[Any]:
 
 def _parts(thing: Any) -> Iterator[Any]:
     """Yield the classes and functions of this package in a thing, and the events of its numbers."""
-    is_named = hasattr(thing, "__qualname__")  # a function or a class, and no instance
+    is_named = isinstance(getattr(thing, "__qualname__", None), str)  # a function or a class, and no instance
     kinds = getattr(thing, "__mro__", (thing,)) if is_named else type(thing).__mro__
     yield from (kind for kind in kinds if is_own(name_of(kind)))
     if is_named:

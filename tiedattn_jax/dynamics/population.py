@@ -139,7 +139,7 @@ def states_of(
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
     if start is not None:
         given = (start.mean.Theta, start.mean.m) if isinstance(start, PopulationPoint) else start
-        requirement = "(Theta, m), numbers or arrays (r, t) and (L, r)"
+        requirement = "(Theta, m), numbers or arrays (r, t) and (L, r), with the means of classes (L + S, r)"
         require(isinstance(given, tuple) and len(given) == 2, "start", given, requirement)
         start = start_overlaps(model, *given)
     named = branch_of(branch)

@@ -201,7 +201,8 @@ def train(
             with a penalty allows only "gd", with a rate below the inverse of the risk's largest curvature. In
             directions where only the ridge determines the weights, gradient descent converges at a rate of ``lambda
             rate`` a step and is not at a minimum after the published 5000 steps.
-        steps: largest number of steps; zero measures the weights of the start.
+        steps: largest number of steps. Zero measures the weights of the start, with the status `max_steps` unless they
+            are at a minimum.
         rate: learning rate; by default the paper's .15 for gradient descent, .01 for Adam, and 1 for L-BFGS, where it
             is the factor of a step before the line search.
         tol: largest entry of the gradient at which to stop, in the unit of gradients, see

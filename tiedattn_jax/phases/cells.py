@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.interpolate import CubicHermiteSpline, PPoly
 
-from ..base.arrays import indexed
+from ..base.arrays import indexed, spread_to
 from ..base.errors import InputError, require
 from ..base.report import Row
 from ..base.results import Average, Column, Status, error_bar
@@ -73,6 +74,11 @@ class Batch(eqx.Module, Sequence):
     results: Any
     shape: tuple[int, ...] = eqx.field(static=True)
 
+    @property
+    def whole(self) -> Any:
+        """A copy of the results, to read numbers from: jax takes what a property caches for a part of a structure."""
+        return dataclasses.replace(self.results)
+
     def __len__(self) -> int:
         return math.prod(self.shape)
 
@@ -112,11 +118,20 @@ def has_number(cell: Any, number: str) -> bool:
     return True
 
 
+def is_float(value: Any) -> bool:
+    return hasattr(value, "dtype") and np.asarray(value).dtype.kind == "f"
+
+
 def reader_of(number: Reader) -> Callable[[Any], Any]:
-    """Return the function that reads a number from a cell."""
+    """Return the function that reads a number from a cell; numbers of a state that a cell lacks are NaN."""
 
     def read(cell: Any) -> Any:
-        value = attrgetter(number)(cell) if isinstance(number, str) else number(cell)
+        if not isinstance(number, str):
+            value = number(cell)
+        else:
+            value, (head, _, tail) = attrgetter(number)(cell), number.partition(".")
+            if isinstance(state := getattr(cell, head), FixedPoint) and tail not in state.in_table.always:
+                value = np.where(spread_to(state.exists, value), value, np.nan) if is_float(value) else value
         return value.value if isinstance(value, (Average, Quantity)) else value
 
     return read
@@ -130,7 +145,7 @@ def bar_of(cell: Any, number: Reader) -> Any:
             return bar_of(point, tail)
         if isinstance(value, (Average, Quantity)):
             return value.stderr
-        if np.asarray(value).dtype.kind != "f":  # a label is exact
+        if not is_float(value):  # a label is exact
             return np.zeros(())
         # Scalars of a state: its replicates as a batch of states have one each.
         if number in ORDER_AXES and isinstance(cell, FixedPoint):
@@ -145,6 +160,14 @@ def bar_of(cell: Any, number: Reader) -> Any:
     if isinstance(number, str) and not hasattr(bars, "dtype") and not has_number(bars, number):
         return np.zeros(())
     return bars if hasattr(bars, "dtype") else reader_of(number)(bars)
+
+
+def one_a_setting(table: Any, number: Reader) -> Float[np.ndarray, "*shape"]:
+    """Return the values of a number of a table that can be drawn: one at every setting."""
+    values = table.values(number)
+    is_drawn = values.dtype.kind != "U" and values.shape == table.shape
+    require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
+    return values
 
 
 def place_of(names: Sequence[str], axes: Sequence[Float[np.ndarray, " _"]], index: int) -> str:

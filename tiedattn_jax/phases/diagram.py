@@ -25,13 +25,15 @@ from .table import Table
 
 # What a diagram has of its pair.
 _OF_PAIR = {"positional", "semantic", *(k for k, a in vars(Pair).items() if isinstance(a, property | cached_property))}
+_OF_PAIR -= {name for name in _OF_PAIR if name.startswith("_") or hasattr(Table, name)} | {"has_result"}
 
 
 class PhaseDiagram(Table):
     """The positional and the semantic branch on a grid of settings: a table whose cells are a `Pair` each.
 
-    What a pair has, the diagram has of all cells, as arrays (y, x): `region`, `trusted`, `semantic`, and so on. A name
-    such as "semantic.theta" reads an array of a branch, and other names read a column of `table`.
+    What a `Pair` has, the diagram has of all cells: `region`, `trusted`, `semantic`, and so on, as arrays whose last
+    axes are (y, x). `values`, `stderr` and `plot` take a dotted name, such as "semantic.theta", or that of a column of
+    `table`.
 
     Attributes:
         cells: both branches, one batch (y, x); an index makes the pair of a cell.
@@ -47,7 +49,7 @@ class PhaseDiagram(Table):
     @property
     def pair(self) -> Pair:
         """Both branches in all cells, a batch (y, x)."""
-        return self.cells.results
+        return self.cells.whole
 
     def __getattr__(self, name: str) -> Any:
         """Return what the pair has under this name; Python asks for names that a table lacks."""
@@ -197,7 +199,7 @@ class PhaseDiagram(Table):
         """Draw the regions and the test error, see `plotting.diagrams.diagram_figure`, or a map of one number.
 
         Args:
-            number: name of the number of a map, as in `values`.
+            number: name of the number of a map, as in `values`; a map has no options.
             ax: matplotlib axes to draw on instead of a new figure: one for each of the panels "region" (with `losses`
                 "train_loss") and "gen_error", or a dict of some of them; for a map that of "number".
             options: `boundaries`, tables of further events; `losses`, whether the left panel shows the difference of

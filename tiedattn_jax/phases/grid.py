@@ -120,12 +120,12 @@ def phase_diagram(
     try:
         (states,) = engine.run([grid.retry(states, store, report)])
         alphas: Any = grid.alphas
-        points = (FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR))
-        pair = Pair(*points)
-        crossings = engine.run([grid.crossings(states, pair)])[0] if "alpha" in (x.name, y.name) else None
+        points = [FixedPoint(grid.models, alphas, indexed(states, branch), name) for branch, name in enumerate(PAIR)]
+        crossings = engine.run([grid.crossings(states, Pair(*points))])[0] if "alpha" in (x.name, y.name) else None
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(f"The call was interrupted; {store.hint}")
         raise
+    pair = Pair(*points)
     if grid.columns is y:
         pair = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), pair)
     names = x.name, y.name

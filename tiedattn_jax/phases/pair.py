@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -85,6 +86,16 @@ class Pair(Result):
     has_result = solved  # what a table calls `found`
 
     @property
+    def alpha(self) -> Float[Any, "*shape"]:
+        """Samples per dimension, n / d."""
+        return self.positional.alpha
+
+    @property
+    def stderr(self) -> SimpleNamespace:
+        """Error bars of the states of the branches, as `FixedPoint.stderr`."""
+        return SimpleNamespace(positional=self.positional.stderr, semantic=self.semantic.stderr)
+
+    @property
     def branch_status(self) -> Int[np.ndarray, "branch *shape"]:
         """`Status` of each branch: the worst of the replicates that agree with the majority."""
         worst = np.where(self._statuses == Status.absent, -1, self._statuses).max(-1)
@@ -98,10 +109,12 @@ class Pair(Result):
 
     @property
     def reason(self) -> Shaped[Any, "*shape"]:
-        """Which branch is not solved, and how its search ended, in one sentence; empty if both are."""
+        """Which branches are not solved, and how their searches ended; empty if both are solved."""
         texts = [[f"the {branch} branch is not solved: {Status.name_of(s)}" for s in Status] for branch in PAIR]
-        sentences = [np.array(text)[status] for text, status in zip(texts, self.branch_status, strict=True)]
-        return np.select([*~(self.exists | self.absent)], sentences, "")
+        first, second = (np.array(text)[status] for text, status in zip(texts, self.branch_status, strict=True))
+        unsolved = ~(self.exists | self.absent)
+        both = np.strings.add(np.strings.add(first, "; "), second)
+        return np.select([unsolved.all(0), *unsolved], [both, first, second], "")
 
     @cached_property
     def stable(self) -> Bool[np.ndarray, "branch *shape"]:
@@ -224,6 +237,6 @@ class Pair(Result):
         return columns
 
     def describe(self) -> Description:
-        what = f"{self.region_names} at alpha = {self.positional.alpha:g}"
+        what = f"{self.region_names} at alpha = {self.alpha:g}"
         rows = states_table([self.positional, self.semantic], "branch")
         return Description(what, self.status_name, tables=[("", rows)])

@@ -37,6 +37,7 @@ from .cells import (
     intersections_of,
     joined_pieces,
     jumps_of,
+    one_a_setting,
     place_of,
     reader_of,
     runs_of,
@@ -178,7 +179,7 @@ class Table(Result):
 
     @property
     def points(self) -> tuple[Any, ...]:
-        """The results, without the settings at which the search failed."""
+        """The cells, without those that are `Missing`."""
         return tuple(cell for cell in self.cells if not isinstance(cell, Missing))
 
     @property
@@ -191,15 +192,14 @@ class Table(Result):
 
         Args:
             number: dotted name of a number of the cells, such as "gen_error" or "sensitivities.sigma"; the name of a
-                column of `table`, such as "replicon"; or a function of a cell, or of a `Batch` of them. By
-                default what was asked for.
+                column of `table`, such as "replicon"; or a function of a cell. By default what was asked for.
 
         Raises:
             InputError: neither the cells nor the table have the name.
         """
         number, column = self._found_number(number)
         if column is None:
-            column = self._read(reader_of(number), self.found | (number in self.form.always)), None
+            column = self._read(reader_of(number), self._has(number), not isinstance(number, str)), None
         values = np.asarray(column[0])
         return values if values.dtype.kind == "U" else values.astype(float)
 
@@ -212,12 +212,16 @@ class Table(Result):
         number, column = self._found_number(number)
         if column is not None:
             return np.zeros(np.shape(column[0])) if column[1] is None else np.asarray(column[1])
-        return self._read(lambda cell: bar_of(cell, number), self.found | (number in self.form.always))
+        return self._read(lambda cell: bar_of(cell, number), self._has(number), not isinstance(number, str))
+
+    def _has(self, number: Reader) -> Bool[np.ndarray, "*shape"]:
+        return np.asarray(self.found | (number in self.form.always))
 
     def _found_number(self, number: Reader | None) -> tuple[Reader, Column | None]:
         """Return what reads a number from the cells; and its column, if it is not an attribute of the cells."""
         number = self.main if number is None else number
-        first = next((item for item in self._items if np.any(getattr(item, "has_result", True))), None)
+        is_batch = isinstance(self.cells, Batch)
+        first = next((a for a in self._items if is_batch or getattr(a, "has_result", True)), None)
         if not isinstance(number, str) or has_number(first, number):
             return number, None
         if first is not None or number in self.named:
@@ -227,24 +231,26 @@ class Table(Result):
     @property
     def _items(self) -> Sequence[Any]:
         """What numbers are read from: the cells one by one, or all of them as one batch."""
-        return (self.cells.results,) if isinstance(self.cells, Batch) else self.cells
+        return (self.cells.whole,) if isinstance(self.cells, Batch) else self.cells
 
-    def _read(self, read: Callable[[Any], Any], known: Any = True) -> Shaped[np.ndarray, "..."]:
+    def _read(self, read: Callable[[Any], Any], known: Any = True, each: bool = False) -> Shaped[np.ndarray, "..."]:
         """Return what a function of a cell, or of a batch of them, returns, (*shape, ...); see `_array`.
 
         Args:
             known: whether the cells have the number, (*shape); those that are `Missing` have none.
+            each: whether the function takes single cells only.
         """
-        known = np.broadcast_to(known, self.shape)
-        parts = zip(self._items, known.reshape(len(self._items), -1).any(1), strict=True)
-        return self._array([read(a) if has and not isinstance(a, Missing) else None for a, has in parts], known)
+        known, items = np.broadcast_to(known, self.shape), self.cells if each else self._items
+        parts = zip(items, known.reshape(len(items), -1).any(1), strict=True)
+        rows = [read(a) if has and not isinstance(a, Missing) else None for a, has in parts]
+        return self._array(rows, known, each or not isinstance(self.cells, Batch))
 
-    def _array(self, rows: Sequence[Any], known: Any = True) -> Shaped[np.ndarray, "..."]:
+    def _array(self, rows: Sequence[Any], known: Any = True, each: bool = False) -> Shaped[np.ndarray, "..."]:
         """Return one row an item as an array over the axes; what is not known becomes an empty text, False or NaN."""
         arrays = [None if row is None else np.asarray(row) for row in rows]
         first = next((a for a in arrays if a is not None), np.asarray(np.nan))
         empty: Any = {"U": "", "b": False}.get(first.dtype.kind, np.nan)
-        if isinstance(self.cells, Batch):
+        if not each and isinstance(self.cells, Batch):
             values = np.broadcast_to(first, (*self.shape, *first.shape[len(self.shape) :]))
             return values if np.all(known) else np.where(spread_to(known, values), values, empty)
         stacked = np.stack([np.full(first.shape, empty) if a is None else a for a in arrays])
@@ -296,7 +302,7 @@ class Table(Result):
             InputError: there are not two axes.
         """
         require(len(self.names) == 2, "axes", list(self.names), "two for contour lines")
-        (x, y), values = self.axes, self.values(number)
+        (x, y), values = self.axes, one_a_setting(self, self.main if number is None else number)
         return [np.asarray(line) for line in contour_generator(x, y, values.T).lines(level)]
 
     @property
@@ -449,8 +455,6 @@ class Table(Result):
         require(len(self.names) > 0, "axes", list(self.names), "one or two for a picture")
         if number is not None:
             require_kind(number, "number", str, "the name of one number per setting")
-            values = self.values(number)
-            is_drawn = values.dtype.kind != "U" and values.shape == self.shape
-            require(is_drawn, "number", number, "the name of one number per setting, such as q_0 for an entry of q")
+            one_a_setting(self, number)
         figures, named = (self.form.figures, {}) if number is None else ((LINE_FIGURE, MAP_FIGURE), {"number": number})
         return figure_of(figures[len(self.names) - 1])(self, ax=ax, **named, **options)

@@ -127,7 +127,7 @@ def map_figure(table: Any, number: str = "", ax: Target = None) -> Any:
                 lines = axis.contour(x, y, values, levels, colors="white", linewidths=0.9)
                 for artist in (lines, *axis.clabel(lines, fontsize=7)):
                     artist.set_path_effects([withStroke(linewidth=2, foreground="0.2")])  # seen on all colours
-        absent = table.status.T == Status.absent
+        absent = (table.status.T == Status.absent) | table.found.T
         _mark(axis, *edges, ~found & absent, f"no {symbol}", {"facecolor": "0.8", "lw": 0})
         _mark(axis, *edges, ~found & ~absent, "the search failed", {**HATCHED, "hatch": "xxxx"})
         _mark(axis, *edges, found & (bars > _PRECISE * np.abs(values)), "error bar above 1 %", HATCHED)
