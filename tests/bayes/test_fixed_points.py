@@ -284,7 +284,7 @@ SILENT = {"noise": 1, "target": lambda self, Y, noise: PLAIN.target(self, Y + NO
 def test_noise_needs_preimages_of_its_own(kind, owner, columns):
     """The message says so to somebody who wrote none: what is missing, whose are there, and how they are written."""
     start = f"^model must have a method `preimages.Y, noise.`, as its labels have noise, got {kind.__name__}{owner}"
-    advice = f"Write `return tiedattn_jax.orbit.Y . s . noise, s..2.`.*, with noise = {columns}"
+    advice = f"Write `return tiedattn_jax.bayes.orbit.Y . s . noise, s..2.`.*, with noise = {columns}"
     model = three_tokens(partial(kind, teacher=np.eye(columns)))
     for ask in (lambda m: ta.bayes.solve(m, 1.0), lambda m: ta.bayes.weak_recovery(m)):
         with pytest.raises(ta.InputError, match=f"{start}. {advice}"):
@@ -409,6 +409,34 @@ def test_labels_of_one_token_are_linear_regression(variance):
     np.testing.assert_allclose(point.mean.q.ravel(), s - V, atol=4 * bars)
     assert float(point.gen_error) == pytest.approx((V + variance) / 2, rel=2e-3)
     assert (ta.bayes.solve(model, 1.2).mean.q[0, 0, 0] == pytest.approx(s, rel=1e-9)) == (variance == 0)
+
+
+class SizeOfFirstToken(FirstToken):
+    """The label is the square of the noisy field of the first token."""
+
+    def target(self, Y, noise):
+        return super().target(Y, noise) ** 2
+
+    def preimages(self, Y, noise):
+        label = super().preimages(Y, noise)
+        fields = jnp.concatenate([label.fields, label.fields.at[:, 0].multiply(-1)])
+        return ta.bayes.Preimages(fields, jnp.full(2, -np.log(2.0)), label.noise)
+
+
+def test_weak_recovery_from_one_of_two_tokens():
+    """It is that of phase retrieval of one token, ``(1 + Delta)^2 / 2``."""
+    threshold = ta.bayes.weak_recovery(SizeOfFirstToken(variance=0.1), nodes=ta.Sobol(2**12))
+    assert float(threshold.alpha) == pytest.approx(1.4**2 / 2, abs=4 * float(threshold.stderr))
+
+
+def test_noise_of_the_wrong_shape():
+    class Three(FirstToken):
+        def preimages(self, Y, noise):
+            label = super().preimages(Y, noise)
+            return ta.bayes.Preimages(label.fields, label.log_weight, jnp.zeros(3))
+
+    with pytest.raises(ta.InputError, match="noise must be one variance, or 2 of them"):
+        ta.bayes.solve(Three(), 0.5)
 
 
 def test_labels_with_a_sign_have_no_weak_recovery():

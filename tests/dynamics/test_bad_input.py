@@ -74,6 +74,9 @@ REFUSED = {
         ({"model": KINKS}, "model must have a loss without kinks"),
         ({"branch": None, "start": (1.0, 0.5, 0.1)}, r"start must be \(Theta, m\)"),
         ({"branch": None, "start": (0.5, [[0.1], [0.1]])}, STUDENT),
+        ({"branch": None, "start": [np.ones((1, 1)), np.ones((2, 1))]}, r"start must be \(Theta, m\)"),
+        ({"start": (0.0, 0.5)}, "start must overlap with what the branch leaves free"),
+        ({"start": (1e5, 0.0)}, "start must overlap .* by fields of size at most 256"),
     ],
     "landscape": [
         ({"size": -1.0}, "size"),

@@ -147,6 +147,18 @@ def test_a_ray_starts_at_its_minimum_in_any_unit_of_the_risk(model, unit):
     assert np.linalg.norm(start(model, replicate)) == pytest.approx(1.0)
 
 
+def test_a_traced_start_that_no_student_has(model):
+    @jax.jit
+    def found(Theta, m):
+        nodes = ta.GaussHermite(8, replicates=1)
+        return ta.dynamics.population(model, 0.005, None, nodes=nodes, start=(Theta, m)).replicates
+
+    for start in ((0.5, jnp.full((2, 1), 0.1)), (jnp.nan, jnp.zeros((2, 1)))):
+        state = found(*start)
+        assert state.status.tolist() == [ta.Status.nonfinite] and np.isnan(state.risk).all()
+    assert found(0.5, jnp.array([[0.1], [-0.1]])).status.tolist() == [ta.Status.converged]
+
+
 def test_absent(model):
     """At omega = 1 any student orthogonal to the encodings has the same risk, and its direction is arbitrary.
 

@@ -214,7 +214,9 @@ def _check_preimages(model: Model) -> None:
         except InputError:
             text = f"must have a method `preimages(Y, noise)`, as its labels have noise, got {name}"
             text += "" if owner is Model else f" with that of {owner.__name__} for labels without noise"
-            advice = f"return tiedattn_jax.orbit(Y + s * noise, s**2)` for a target of Y + s * noise, with noise = {t}"
+            advice = (
+                f"return tiedattn_jax.bayes.orbit(Y + s * noise, s**2)` for a target of Y + s * noise, with noise = {t}"
+            )
             raise InputError("model", f"{text}. Write `{advice}; other labels have no Bayes-optimal learner") from None
     check_provides(model, "preimages", "that says which fields of the teacher a label allows")
     require_takes(model.preimages, "preimages", arguments, f" of a model with noise = {model.noise}")
@@ -231,6 +233,10 @@ def _requirements(model: Model) -> list[tuple[Array, str, Any, str]]:
     cosine = jnp.max(jnp.abs(cross) / lengths[:, None] / sizes)
     Y = np.random.default_rng(0).standard_normal((L, t + model.noise))
     scale = jnp.concatenate([jnp.full(t, model.field_scale, dtype), jnp.ones(model.noise, dtype)])
+    shape = jax.eval_shape(_label, model).noise.shape
+    require(
+        shape in ((), (L,)), "preimages(Y).noise", f"shape {shape}", f"one variance, or {L} of them, one of each token"
+    )
     label, slope, error, spread = _tried(model, jnp.asarray(Y, dtype) * scale)
     J = slope.reshape(L * L, -1)
     J /= jnp.maximum(jnp.linalg.norm(J), jnp.finfo(dtype).tiny)

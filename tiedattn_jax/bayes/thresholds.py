@@ -16,12 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from ..averages.program import program
 from ..averages.recipes import AnyNodes
-from ..averages.rules import Replicate, Rule
+from ..averages.rules import Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
 from ..base.errors import InputError, is_concrete, require
@@ -31,7 +32,7 @@ from ..model.model import Model, Preimages
 from ..theory.observables import largest_eigenvalue
 from ..theory.potentials import over_nodes
 from ..theory.quantities import Quantity
-from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, sign_channel
+from .channel import Posterior, chi_rule, curvature, curvatures_at_zero, largest_radius, posterior, score, sign_channel
 from .fixed_points import averages_of, check_bayes, has_closed_form, if_allowed, noise_of
 
 _STEPS = 400  # overlaps on the curve alpha(q); its maximum is then known to 1e-6
@@ -65,13 +66,15 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
 
 
 def _check_signless(model: Model) -> None:
-    """Raise an `InputError` if the labels of a teacher and of minus the teacher differ."""
+    """Raise an `InputError` if labels tell the sign of the teacher: they have a score where nothing is known."""
     if is_concrete(model):
-        L, _, t = model.shape
-        label = model.preimages(*model.label(jnp.ones((L, t + model.noise), model.lam.dtype)))
-        mean = jnp.tensordot(jax.nn.softmax(label.log_weight), label.fields, 1)
+        rho = model.rho
+        normals = np.random.default_rng(0).standard_normal((rho.shape[0], sum(model.columns[1:])))
+        fields = teacher_fields(model, jnp.asarray(normals, rho.dtype)[..., None])[..., 0]
+        g = score(model.preimages(*model.label(fields)), jnp.zeros(rho.shape[:2], rho.dtype), rho)
         text = "one whose labels do not tell the sign of the teacher: else its overlap is positive at every alpha"
-        require(jnp.abs(mean) <= 1e-6 * jnp.max(jnp.abs(label.fields)), "model", type(model).__name__, text)
+        size = jnp.sqrt(jnp.max(jnp.trace(rho, axis1=1, axis2=2)))
+        require(jnp.abs(g) * size <= jnp.finfo(rho.dtype).eps ** 0.5, "model", type(model).__name__, text)
 
 
 @program

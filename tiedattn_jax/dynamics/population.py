@@ -26,7 +26,7 @@ from ..averages.recipes import AnyNodes, make_rule, smooth_recipe
 from ..averages.rules import Fields, Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, either, indexed, precise
 from ..base.derivatives import pseudo_inverse, with_root
-from ..base.errors import InputError, require, require_not_negative
+from ..base.errors import Condition, InputError, require_kind, require_not_negative, settle, within
 from ..base.results import Replicated, Status
 from ..model.model import Model
 from ..model.overlaps import Overlaps, branch_of, symmetric, vanished
@@ -137,13 +137,30 @@ def states_of(
     """Return the minimum of a branch in every replicate of the averages."""
     if branch == "uninformed":
         raise InputError("branch", "must be 'semantic', 'positional' or None, got 'uninformed': minima lie in the span")
+    named = branch_of(branch)
+    free, place = named.free(model), None
     if start is not None:
         given = (start.mean.Theta, start.mean.m) if isinstance(start, PopulationPoint) else start
         requirement = "(Theta, m), numbers or arrays (r, t) and (L, r), with the means of classes (L + S, r)"
-        require(isinstance(given, tuple) and len(given) == 2, "start", given, requirement)
-        start = start_overlaps(model, *given)
-    named = branch_of(branch)
-    return _minima(model, kappa, rule, named.free(model), named.start(model).m, start)
+        require_kind(given, "start", tuple, requirement)
+        if len(given) != 2:
+            raise InputError("start", f"must be {requirement}, got {len(given)} entries")
+        place = lax.stop_gradient(_place_of(model, kappa, rule, free, *start_overlaps(model, *given)))
+        size, most = jnp.max(jnp.abs(place)), _SIZES[-1] * model.field_scale
+        text = f"must overlap with what the branch leaves free, by fields of size at most {_SIZES[-1]:g}"
+        place = within(place, settle([Condition((size > 0) & (size <= most), "start", problem=text)]))
+    return _minima(model, kappa, rule, free, named.start(model).m, place)
+
+
+@eqx.filter_jit
+def _place_of(
+    model: Model, kappa: Array, rule: Rule, free: Array, Theta: Float[Array, "r t"], m: Float[Array, "r J"]
+) -> Float[Array, " n"]:
+    """Return the coordinates of overlaps Theta and m^T in units of `Risk.unit`; zero in those that are not free."""
+    risk = Risk.of(model, kappa, rule.replicate(0), free)
+    b = solve_triangular(cholesky(span_of(model).pi), Theta.T, lower=True).T
+    c = pseudo_inverse(risk.encodings, rtol=1e-6) @ m.T
+    return risk.free * jnp.concatenate([jnp.ravel(b), jnp.ravel(c)]) / risk.unit
 
 
 def span_rule(model: Model, nodes: AnyNodes) -> Rule:
@@ -213,12 +230,6 @@ class Risk(eqx.Module):
     def slope(self, w: Float[Array, " n"]) -> Float[Array, " n"]:
         """Return the gradient in units of `unit` in the free coordinates, and the others, which are to be zero."""
         return self.free * jax.grad(lambda w: self.value(self.unit * w))(self.free * w) + (1 - self.free) * w
-
-    def place_of(self, Theta: Float[Array, "r t"], m: Float[Array, "r J"]) -> Float[Array, " n"]:
-        """Return the coordinates of overlaps Theta and m^T in units of `unit`; zero in those that are not free."""
-        b = solve_triangular(cholesky(span_of(self.model).pi), Theta.T, lower=True).T
-        c = pseudo_inverse(self.encodings, rtol=1e-6) @ m.T
-        return self.free * jnp.concatenate([jnp.ravel(b), jnp.ravel(c)]) / self.unit
 
     def start(self, m: Float[Array, "J r"]) -> Float[Array, " n"]:
         """Return the lowest of the minima along a ray: towards the teacher, and the encodings in the direction of m.
@@ -345,7 +356,7 @@ def _descended(at: Any, start: Float[Array, " n"]) -> Float[Array, " n"]:
 
     first = start, at(start), size / 2, jnp.asarray(jnp.inf, start.dtype), jnp.asarray(0)
     w = lax.while_loop(unfinished, body, first)[0]
-    return jnp.where(_length(w) > eps**0.5 * size, w, 0.0)
+    return jnp.where(_length(w) <= eps**0.5 * size, 0.0, w)
 
 
 _length = jnp.linalg.norm
@@ -358,13 +369,12 @@ def _minima(
     rule: Rule,
     free: Float[Array, " 2"],
     m: Float[Array, "J r"],
-    first: tuple[Float[Array, "r t"], Float[Array, "r J"]] | None,
+    place: Float[Array, " n"] | None,
 ) -> PopulationState:
-    """Return the minima from the overlaps `first`, or if None from the ray towards the teacher and this m."""
+    """Return the minima from a place, in units of `Risk.unit`, or from the ray towards the teacher and this m."""
     law, dtype = span_of(model), model.lam.dtype
     C = cholesky(law.pi)
-    risk = Risk.of(model, kappa, rule.replicate(0), free)
-    first_place = lax.stop_gradient(risk.start(m) if first is None else risk.place_of(*first))
+    first = lax.stop_gradient(Risk.of(model, kappa, rule.replicate(0), free).start(m)) if place is None else place
     tiny, root = jnp.finfo(dtype).tiny, jnp.finfo(dtype).eps ** 0.5
 
     def state(start: Float[Array, " n"], replicate: Replicate) -> tuple[Array, PopulationState]:
@@ -387,9 +397,9 @@ def _minima(
         status = jnp.where(jnp.all(fixed == 0) | is_arbitrary, Status.absent, status)
         status = jnp.where(jnp.all(jnp.isfinite(fixed)), status, Status.nonfinite)
         numbers = R, b @ C.T, risk.encodings @ c, value, error, frozen.curvature(fixed * risk.unit), residual, status
-        columns = zip(risk.split(fixed), risk.split(first_place), strict=True)
+        columns = zip(risk.split(fixed), risk.split(first), strict=True)
         # A start that was given is near its minimum, and another sign may be no minimum.
-        is_ray = first is None
+        is_ray = place is None
         signs = jnp.concatenate(
             [jnp.full(a.size, jnp.where(is_ray & (jnp.sum(a * at) < 0), -1, 1)) for a, at in columns]
         )
@@ -399,7 +409,7 @@ def _minima(
     # Teacher and encodings have no signs, and columns can be rotated. Every replicate therefore starts at the minimum
     # of the one before, and the first one twice.
     stack = jax.tree.map(lambda a: jnp.concatenate([a[:1], a]), rule.stack)
-    return indexed(lax.scan(state, first_place, stack)[1], slice(1, None))
+    return indexed(lax.scan(state, first, stack)[1], slice(1, None))
 
 
 def _null(v: Float[Array, " n"]) -> float:

@@ -123,8 +123,8 @@ def needs(
 
 # Models that passed their whole check, by identity and `even`; a model does not change, and a check takes 31 ms.
 _passed: weakref.WeakValueDictionary[tuple[int, bool], Model] = weakref.WeakValueDictionary()
-# Structures of models whose losses have no wrong kinks, which take half of this time. A model is new in every step of a
-# fit; kinks come from its code, so that there they are looked for once.
+# Structures of models whose losses have no wrong kinks: looking for these takes half of this time. A model is new in
+# every step of a fit, where only the first one is looked at.
 _known_kinks: set[Any] = set()
 
 
@@ -137,7 +137,7 @@ def check(model: Model, *, even: bool = True) -> Model:
 
     Returns:
         The model. If jax traces its numbers and they are out of range, they are NaN, see `Model.in_range`. The types of
-        fields and the kinks of the loss are not checked then.
+        fields and the kinks of the loss are not checked then. Under `jax.grad` kinks are looked for once per class.
 
     Raises:
         InputError: one of these is wrong.

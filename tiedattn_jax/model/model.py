@@ -51,14 +51,14 @@ class Preimages(eqx.Module):
     signs: bool = eqx.field(static=True, default=False)
 
 
-def orbit(U: Float[Array, "L t"], noise: float | Float[Array, ""] = 0.0) -> Preimages:
+def orbit(U: Float[Array, "L t"], noise: float | Float[Array, "*tokens"] = 0.0) -> Preimages:
     """Return the preimages of a target that is injective up to rotations and reflections of the teacher's columns.
 
     For one column these are U and -U. For two columns they are the group O(2), on a grid of angles.
 
     Args:
         U: the teacher's fields, with their noise if there is any.
-        noise: variance of this noise.
+        noise: variance of this noise, of all tokens or of each.
 
     Raises:
         InputError: the teacher has more than two columns.
@@ -275,8 +275,8 @@ class Model(Printed):
     def preimages(self, Y: Float[Array, "L t"]) -> Preimages:
         """Return the teacher's fields that a label leaves possible, for the Bayes-optimal learner.
 
-        Write ``return tiedattn_jax.orbit(Y)`` if T is injective up to rotations of the teacher's columns, which for one
-        column are the sign. A model with noise has ``preimages(Y, noise)``.
+        Write ``return tiedattn_jax.bayes.orbit(Y)`` if T is injective up to rotations of the teacher's columns, which
+        for one column are the sign. A model with noise has ``preimages(Y, noise)``.
         """
         raise NotImplementedError(self._missing("preimages(Y)"))
 
