@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,13 +69,19 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
 def _check_signless(model: Model) -> None:
     """Raise an `InputError` if labels tell the sign of the teacher: they have a score where nothing is known."""
     if is_concrete(model):
-        rho = model.rho
-        normals = np.random.default_rng(0).standard_normal((rho.shape[0], sum(model.columns[1:])))
-        fields = teacher_fields(model, jnp.asarray(normals, rho.dtype)[..., None])[..., 0]
-        g = score(model.preimages(*model.label(fields)), jnp.zeros(rho.shape[:2], rho.dtype), rho)
+        g = _score_of_a_label(model)
         text = "one whose labels do not tell the sign of the teacher: else its overlap is positive at every alpha"
-        size = jnp.sqrt(jnp.max(jnp.trace(rho, axis1=1, axis2=2)))
-        require(jnp.abs(g) * size <= jnp.finfo(rho.dtype).eps ** 0.5, "model", type(model).__name__, text)
+        require(jnp.abs(g) <= jnp.finfo(g.dtype).eps ** 0.5, "model", type(model).__name__, text)
+
+
+@eqx.filter_jit
+def _score_of_a_label(model: Model) -> Float[Array, "L t"]:
+    """Return the score of one label at w = 0, for fields of unit size."""
+    rho = model.rho
+    normals = np.random.default_rng(0).standard_normal((rho.shape[0], sum(model.columns[1:])))
+    fields = teacher_fields(model, jnp.asarray(normals, rho.dtype)[..., None])[..., 0]
+    size = jnp.sqrt(jnp.max(jnp.trace(rho, axis1=1, axis2=2)))
+    return size * score(model.preimages(*model.label(fields)), jnp.zeros(rho.shape[:2], rho.dtype), rho)
 
 
 @program
