@@ -176,7 +176,7 @@ REFUSED = {
         "linear_crossing | find_event | branch_ends | sweep | phase_diagram | best_ridge | trace_branch | rsb"
     },
     "^model must have tokens without classes": {
-        "a rare sentence": f"{_POPULATION} | emergence | small_start | separation | spectral_overlap | "
+        "a rare sentence": "landscape | emergence | small_start | separation | spectral_overlap | "
         "train, Adam | spectral_direction | rsb"
     },
     "^model must have exact labels": {"a rare sentence": "perfect_recovery"},

@@ -366,7 +366,7 @@ def test_parts_of_a_diagram_are_joined(theory, model, rule, tmp_path):
     rest = ta.phase_diagram(model, alpha=alphas[1:], omega=omegas[1:], nodes=rule)
     holes = ta.join([quarter, rest])
     assert holes.solved.tolist() == [[True, True, False], [True, True, True], [False, True, True]]
-    assert holes.failures[0] == "omega = 0.1, alpha = 2: the positional branch is not solved: nonfinite"
+    assert holes.failures[0].startswith("omega = 0.1, alpha = 2: the positional branch is not solved: nonfinite; the ")
 
 
 @pytest.mark.parametrize(
