@@ -115,3 +115,9 @@ def test_thresholds_have_the_error_bars_of_means_over_replicates():
     slopes = [getattr(threshold, name).sigma for name in ("sensitivities", "sensitivities_stderr")]
     np.testing.assert_allclose(slopes, [np.mean(rates), ta.results.error_bar(rates)], rtol=1e-9)
     assert threshold.stderr > 0 and slopes[1] > 0
+
+
+def test_overlaps_of_many_alphas_under_jit():
+    model, alphas = ta.DotProduct(), jnp.array([0.2, 0.5])
+    together = jax.jit(jax.vmap(lambda alpha: ta.bayes.spectral_overlap(model, alpha).value))(alphas)
+    assert float(together[1]) == pytest.approx(float(ta.bayes.spectral_overlap(model, 0.5).value), rel=1e-9)

@@ -504,7 +504,7 @@ class Bowl(ta.wide.Layer):
 def report(model, u, residual, jumps):
     """The state at the unknowns u, on eight nodes."""
     nodes = jax.tree.map(lambda a: a[0, ..., :8], channel.wide_nodes(model, ta.Sobol(16, replicates=1)))
-    rules = fixed_points._Rules(jnp.asarray(True), None, jnp.asarray(False))
+    rules = fixed_points._Rules(jnp.asarray(True), None)
     setting = fixed_points._SearchSetting(model, jnp.asarray(0.7), nodes, jnp.zeros_like(nodes.student), rules)
     return fixed_points._state_at(u, setting, residual, jumps)
 

@@ -26,7 +26,7 @@ from ..averages.recipes import AnyNodes
 from ..averages.rules import Replicate, Rule, teacher_fields
 from ..base.arrays import cholesky, inverse, one_by_one, precise
 from ..base.derivatives import bisected_root
-from ..base.errors import InputError, is_concrete, require
+from ..base.errors import InputError, is_concrete, require, with_values
 from ..base.results import Average, error_bar
 from ..model.checks import check_alpha
 from ..model.model import Model, Preimages
@@ -69,9 +69,10 @@ def weak_recovery(model: Model, nodes: AnyNodes = None) -> Quantity:
 def _check_signless(model: Model) -> None:
     """Raise an `InputError` if labels tell the sign of the teacher: they have a score where nothing is known."""
     if is_concrete(model):
-        g = _score_of_a_label(model)
+        with with_values():
+            g = np.asarray(_score_of_a_label(model))
         text = "one whose labels do not tell the sign of the teacher: else its overlap is positive at every alpha"
-        require(jnp.abs(g) <= jnp.finfo(g.dtype).eps ** 0.5, "model", type(model).__name__, text)
+        require(np.abs(g) <= np.finfo(g.dtype).eps ** 0.5, "model", type(model).__name__, text)
 
 
 @eqx.filter_jit
